@@ -1,7 +1,6 @@
 """Metrics of the router: vLLM's names if the meaning is the same, else names with ``tandem:``.
 
-One object per app with a registry of its own. Labelled children are bound once, so that counting a
-token costs no look-up. Gauges are read from their sources when they are scraped.
+Labelled children are bound once. Gauges are read when they are scraped.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from tandem.protocol.outputs import FinishReason
 
 
 class TokenHistogram(Collector):
-    """Observed in one thread; scraped in any, which may see a sum without its last observation."""
+    """Histogram for one writing thread; scraped in any, maybe without its last observation."""
 
     kind = "histogram"
 
@@ -49,16 +48,15 @@ class TokenHistogram(Collector):
         self._children: dict[tuple[str, ...], TokenTimes] = {}
 
     def child(self, *values: str) -> TokenTimes:
-        """Return the observations under these values of the labels."""
+        """Return the observations under these label values."""
         return self._children.setdefault(values, TokenTimes(self._bounds))
 
     def totals(self) -> tuple[int, float]:
-        """Return the number of observations over all labels, and their sum."""
+        """Return the number of observations and their sum over all labels."""
         children = list(self._children.values())
         return sum(sum(each.counts) for each in children), sum(each.sum for each in children)
 
     def collect(self) -> Iterable[Metric]:
-        """See Collector."""
         family = HistogramMetricFamily(self.name, self.documentation, labels=self.labels)
         for values, child in list(self._children.items()):
             cumulative = accumulate(map(float, child.counts))
@@ -75,23 +73,22 @@ class TokenTimes:
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """Counts of each bucket alone, the last without an upper bound."""
+        """Count of each bucket; the last has no upper bound."""
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one observation."""
         self.counts[bisect_left(self._bounds, value)] += 1
         self.sum += value
 
 
 class RejectReason(StrEnum):
-    """Why a request was not admitted; the first two are vLLM's words."""
+    """Reasons to refuse a request; the first two are vLLM's."""
 
     REQUESTS = "max_num_queued_reqs"
     TOKENS = "max_num_queued_tokens"
     AGE = "max_queue_age"
     LARGE = "large_requests"
-    """Reason: no thread was free for the work on a large request before it can be queued."""
+    """No thread was free for the work on a large request before it can be queued."""
 
 
 _MODEL = ("model_name",)
@@ -117,20 +114,20 @@ DROPS = ("garbage", "reset", "stale", "unexpected")
 """Reasons for dropping a worker's frame."""
 SHAPES = ("whole", "handoff")
 ATTEMPT_KINDS = ("first", "another_prefill", "local_prefill", "another_decode", "same")
-"""Kinds of attempts: the names of the retry policy's ``AttemptKind``."""
+"""Kinds of attempts, as ``AttemptKind``."""
 _CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
 STATUSES = (200, 429, 500, 503, 504)
-"""Counted statuses of answers that workers give, or fail to give; not a client's mistakes."""
+"""Counted statuses of answers."""
 
 MISTAKES = frozenset({RefusalCode.INVALID, RefusalCode.NEVER_FITS, RefusalCode.UNSUPPORTED})
-"""Refusals of a client's mistakes (400): the service has not failed."""
+"""Refusals of a client's mistakes (400)."""
 
 GaugeReading = Mapping[tuple[str, ...], float]
 GaugeReader = Callable[[], GaugeReading]
 
 
 class Totals(NamedTuple):
-    """Counters since the start; an output is the part of one choice in one step."""
+    """Counters since the start. An output is the part of one choice in one step."""
 
     started: float
     ended: float
@@ -144,11 +141,10 @@ class Totals(NamedTuple):
 
 
 class RouterMetrics:
-    """Everything under ``/metrics``. Called in the loop's thread."""
+    """All metrics under ``/metrics``. Used in the loop's thread."""
 
     next_token: Callable[[float], None]
-    """Observes the seconds between two outputs of a choice, once a token; bound again with
-    labels."""
+    """Observes the seconds between two outputs of a choice."""
 
     def __init__(self, model_name: str = "") -> None:
         self.registry = CollectorRegistry()
@@ -159,23 +155,22 @@ class RouterMetrics:
         self._bind()
 
     def serve(self, model_name: str) -> None:
-        """Name the model in the labels from now on: known when the first worker is up."""
+        """Set the model's name in the labels."""
         if model_name != self._model_name:
             self._model_name = model_name
             self._bind()
 
     def gauge(self, name: str, text: str, labels: tuple[str, ...], read: GaugeReader) -> None:
-        """Register a gauge that is read at each scrape; label values absent then are absent."""
+        """Register a gauge that is read at each scrape; absent label values have no series."""
         gauge = _ReadGauge(name, text, labels, read)
         self.registry.register(gauge)
         self._gauges.append(gauge)
 
     def text(self) -> bytes:
-        """Return the exposition for ``/metrics``."""
         return generate_latest(self.registry)
 
     def reading(self) -> Callable[[], bytes]:
-        """Read all gauges, and return the function that writes the exposition, in any thread."""
+        """Read all gauges, and return the function that writes the exposition, for any thread."""
         return partial(self._written, {gauge.name: dict(gauge.read()) for gauge in self._gauges})
 
     def _written(self, readings: Mapping[str, GaugeReading]) -> bytes:
@@ -186,7 +181,7 @@ class RouterMetrics:
             del _read_before.values
 
     def totals(self) -> Totals:
-        """Return the main counters' values: for a few reads a second, not for each token."""
+        """Return the main counters' values. Not for each token."""
         next_outputs, next_output_seconds = self._h_itl.totals()
         return Totals(
             started=_sum(self._h_prompt, "_count"),
@@ -201,7 +196,7 @@ class RouterMetrics:
         )
 
     def rejections(self) -> dict[str, int]:
-        """Return the requests that found no room, by reason."""
+        """Return the rejected requests by reason."""
         found: dict[str, int] = {}
         for reason, value in _samples(self._rejections, "_total", "reason"):
             if value:
@@ -211,11 +206,9 @@ class RouterMetrics:
     # Requests, in vLLM's names.
 
     def request_came(self) -> None:
-        """Count a received request, before its outcome."""
         self._came.inc()
 
     def request_started(self, *, num_prompt: int, num_choices: int, max_tokens: int | None) -> None:
-        """Count an admitted request."""
         self._prompt_tokens.inc(num_prompt)
         self._request_prompt.observe(num_prompt)
         self._params_n.observe(num_choices)
@@ -223,18 +216,19 @@ class RouterMetrics:
             self._params_max_tokens.observe(max_tokens)
 
     def first_token(self, seconds: float) -> None:
-        """Time from arrival to the first token."""
+        """Observe the time from arrival to the first token."""
         self._ttft.observe(seconds)
 
     def choice_finished(self, reason: FinishReason) -> None:
-        """Count an ended choice."""
         self._success.labels(self._model_name, str(reason)).inc()
 
     def request_ended(
         self, *, seconds: float, num_tokens: int, num_choices: int, decode_seconds: float
     ) -> None:
-        """Count a request that was answered wholly, or whose client left; tokens are those of all
-        choices with output, which are generated concurrently."""
+        """Count a request that was answered, or whose client left.
+
+        ``num_tokens`` is over all choices with output.
+        """
         self._generation_tokens.inc(num_tokens)
         self._request_generation.observe(num_tokens)
         self._e2e.observe(seconds)
@@ -242,61 +236,53 @@ class RouterMetrics:
             self._tpot.observe(decode_seconds / (num_tokens / num_choices - 1))
 
     def cached_tokens(self, count: int) -> None:
-        """Count prompt tokens that a worker did not compute."""
         self._prompt_cached.inc(count)
 
     def rejected(self, reason: str) -> None:
-        """Count a request that the admission queue refused."""
         self._rejections.labels(self._model_name, reason).inc()
 
     def too_large_now(self) -> None:
-        """Count a request that was refused before it could be queued: no thread was free."""
+        """Count a request that was refused because no thread was free."""
         self.request_came()
         self.rejected(RejectReason.LARGE)
 
     def begin_answers(self, paths: Iterable[str]) -> None:
-        """Have the answers of these paths counted from nothing."""
+        """Create the counters of answers of these paths."""
         for path, status in product(paths, STATUSES):
             self._http.labels(path, str(status))
 
     def http_answered(self, path: str, status: int) -> None:
-        """Count an answer whose headers were sent."""
         self._http.labels(path, str(status)).inc()
 
     def hints_ignored(self, names: Iterable[str]) -> None:
-        """Count hints of a request that have no effect."""
+        """Count hints without effect."""
         for name in names:
             self._hints.labels(name).inc()
 
     # Dispatch, ours.
 
     def dropped(self, reason: str) -> None:
-        """Count a frame that was dropped."""
         self._dropped.labels(reason).inc()
 
     def discovery_failed(self) -> None:
-        """Count a failure to list or watch pods."""
         self._discovery_failed.inc()
 
     def attempt(self, shape: str, attempt_kind: str) -> None:
-        """Count an attempt that was sent to its workers."""
         self._attempts.labels(shape, attempt_kind).inc()
 
     def forecast(self, way: str, error: float) -> None:
-        """Observe a first token that came ``error`` seconds from the forecast of placement."""
+        """Observe the forecast's error of a first token, in seconds."""
         self._forecast_errors.labels(way).observe(error)
 
     def attempt_failed(self, kind: str, reason: str) -> None:
-        """Count an attempt that was refused or failed, by its reason."""
+        """Count a refused or failed attempt, by its reason."""
         self._attempt_failures.labels(kind, reason).inc()
 
     def request_failed(self, reason: str) -> None:
-        """Count a failure: the retry policy gave up, the deadline passed, or no worker was
-        available."""
+        """Count a failed request, by its reason."""
         self._failures.labels(reason).inc()
 
     def request_cancelled(self) -> None:
-        """Count a request whose client left before the end."""
         self._cancelled.inc()
 
     def first_token_from(self, role: str) -> None:
@@ -304,11 +290,11 @@ class RouterMetrics:
         self._first_from.labels(role).inc()
 
     def repeated(self, count: int) -> None:
-        """Count tokens that a second leg sent again, and that agreed."""
+        """Count tokens that a second leg repeated."""
         self._repeated.inc(count)
 
     def contradicted(self) -> None:
-        """Count two legs that disagreed on a token: failed closed."""
+        """Count two legs that disagreed on a token."""
         self._contradictions.inc()
 
     def _requests(self) -> None:
@@ -406,7 +392,7 @@ class RouterMetrics:
 
     def _bind(self) -> None:
         name = self._model_name
-        # A series that begins at 1 has no increase: the first answer or failure is never seen.
+        # A series that begins at 1 has no increase, so it begins at 0.
         for cause in FailCause:
             self._failures.labels(str(cause))
             self._attempt_failures.labels("failed", str(cause))
@@ -453,18 +439,17 @@ def _samples(metric: Counter | Histogram, ending: str, label: str) -> Iterator[t
 
 
 def _sum(metric: Counter | Histogram, ending: str) -> float:
-    """Return the sum over all labels."""
     return sum(value for _, value in _samples(metric, ending, ""))
 
 
 _read_before = threading.local()
-"""The gauges' values for an exposition that this thread writes."""
+"""Values of gauges for an exposition that this thread writes."""
 
 
 class _ReadGauge(Collector):
-    """Gauge that reads its values at a scrape, so that ended objects leave no series.
+    """Gauge that reads its values at a scrape, so ended objects leave no series.
 
-    In a thread it shows the values that the loop's thread has read before.
+    In other threads it shows the values that the loop's thread has read.
     """
 
     kind = "gauge"

@@ -1,4 +1,4 @@
-"""uvicorn as the router runs it: guarded connections, and a stop that answers every client."""
+"""uvicorn as the router runs it: guarded connections, and an orderly shutdown."""
 
 from __future__ import annotations
 
@@ -32,20 +32,22 @@ from tandem.router.http.middleware import send_error
 from tandem.router.http.protocol import ConnectionLimits
 
 SECONDS = 1.0
-"""Seconds between two checks for a quiet moment."""
+"""Interval of checks for a quiet moment, in seconds."""
 YOUNGEST, YOUNGER = 700, 2
-"""Thresholds of the first two generations: a pass over both traverses some 2,000 objects."""
+"""Thresholds of the first two generations."""
 NEVER = 2**31 - 1
 WORTH = 10
-"""Passes over the younger generations after which a full one is worth a quiet moment."""
+"""Passes over younger generations after which a full pass waits for a quiet moment."""
 MOST = 2_000
-"""Passes after which a full one is made even under load: some 4 million objects came by then."""
+"""Passes after which a full pass is made even under load."""
 
 
 @asynccontextmanager
 async def paced(is_quiet: Callable[[], bool]) -> AsyncIterator[None]:
-    """Make full passes until the block ends: when ``is_quiet``, or too many objects have come.
-    Objects that exist at the start are never traversed again."""
+    """Make full passes of garbage collection until the block ends.
+
+    They run when ``is_quiet``, or after too many objects. Initial objects are frozen.
+    """
     before = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(YOUNGEST, YOUNGER, NEVER)
@@ -67,17 +69,16 @@ async def _watch(is_quiet: Callable[[], bool]) -> None:
 
 
 def is_due(passes: int, *, quiet: bool) -> bool:
-    """Return whether a full pass is due after ``passes`` over the younger generations."""
+    """Return whether a full pass is due after ``passes`` over younger generations."""
     return passes >= MOST or (quiet and passes >= WORTH)
 
 
 EVERY = 0.1
-"""Seconds between two checks of what a router that stops waits for."""
+"""Interval of checks while the router shuts down, in seconds."""
 DESCRIPTORS_KEPT = 512
-"""Descriptors for workers' links, files and everything else that is not a client's connection."""
+"""Descriptors that are not for clients' connections."""
 BODY_GRACE = 5.0
-"""Seconds beyond an endpoint's own limit, or beyond the answer, after which a body that still
-trickles is cut."""
+"""Seconds beyond an endpoint's limit or the answer after which a slow body is cut."""
 
 
 ANSWERED_TO_THE_END = frozenset({"/health", "/live", "/ping", "/metrics"})
@@ -88,13 +89,15 @@ class RpcServer(Protocol):
     """gRPC server next to HTTP."""
 
     async def stop(self, grace: float) -> None:
-        """Take no more calls, and end those that are not finished after ``grace`` seconds."""
+        """Accept no more calls, and end running ones after ``grace`` seconds."""
 
 
 class Server(uvicorn.Server):
-    """Server whose answers under way get ``drain_seconds`` after a signal; then they are ended with
-    an error. Meanwhile new requests are answered that the server stops; metrics are still served. A
-    second signal of either kind ends the process at once."""
+    """Server whose running answers get ``drain_seconds`` after a signal, then an error.
+
+    Meanwhile new requests get an error; metrics are still served. A second signal ends the process
+    at once.
+    """
 
     def __init__(self, config: uvicorn.Config, *, app: Any, drain_seconds: float) -> None:
         config.timeout_graceful_shutdown = math.ceil(
@@ -105,23 +108,22 @@ class Server(uvicorn.Server):
         self._ending: Ending = app.state.ending
         self._drain_seconds = drain_seconds
         self._late = ServerState()
-        """Connections that were made after the signal."""
+        """Connections made after the signal."""
         self._late_servers: list[asyncio.Server] = []
         self._rpc: asyncio.Task[None] | None = None
-        """gRPC's end."""
+        """End of gRPC."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen; on `::` for both families, which event loops do not."""
+        """Listen, on `::` for both families."""
         config, own = self.config, sockets is None and self.config.host.strip("[]") == ANY_6
         if own:
-            with suppress(OSError):  # told of where it is tried again
+            with suppress(OSError):  # the second attempt reports it
                 sockets = [bound_socket(config.host, config.port)]
         await super().startup(sockets)
         if own and sockets is not None:
             self._log_started_message(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no more, let finish, end the rest."""
         loop = asyncio.get_running_loop()
         end = loop.call_later(self._drain_seconds, self._ending.stop)
         rpc: RpcServer | None = self._app.state.rpc
@@ -147,8 +149,8 @@ class Server(uvicorn.Server):
             await self._rpc
 
     async def _leave(self) -> None:
-        """Let late connections read their answers, then abort those that remain."""
-        await asyncio.sleep(0)  # for those that were being taken in
+        """Let late connections read their answers, then abort the rest."""
+        await asyncio.sleep(0)  # for those that are being accepted
         for _ in range(math.ceil(2 * LINGER_SECONDS / EVERY)):
             if self.force_exit or not self._late.connections:
                 break
@@ -158,7 +160,7 @@ class Server(uvicorn.Server):
         await asyncio.sleep(0)
 
     async def _listen_on(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Take the listening sockets over from those servers that are about to close."""
+        """Take the listening sockets over from servers that are about to close."""
         config = copy.copy(self.config)
         config.loaded_app = Draining(self.config.loaded_app)
 
@@ -186,31 +188,31 @@ class Server(uvicorn.Server):
                 connection.shutdown()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handle a signal."""
         if self.should_exit:
             self.force_exit = True
         super().handle_exit(sig, frame)
 
 
 class Draining:
-    """Application of a router that stops: it answers late requests with 503, except for liveness
-    and metrics, since requests under way may last many scrapes. Pure ASGI, around the whole app."""
+    """Application of a router that shuts down: 503 except for liveness and metrics.
+
+    ASGI middleware around the whole app.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run as an ASGI application."""
         if scope["type"] != "http" or scope["path"] in ANSWERED_TO_THE_END:
             await self._app(scope, receive, send)
             return
         while (await receive()).get("more_body", False):
-            pass  # a connection that is closed over unread bytes takes the answer with it
+            pass  # a connection closed with unread bytes would lose the answer
         await send_error(scope, send, _STOPS)
 
 
 def make_server(app: Any, config: RouterConfig, **options: Any) -> Server:
-    """Return a server of the app; ``options`` go to uvicorn."""
+    """Return a server of the app; ``options`` are uvicorn's."""
     settings = uvicorn.Config(
         app,
         host=config.host,
@@ -221,7 +223,7 @@ def make_server(app: Any, config: RouterConfig, **options: Any) -> Server:
         log_config=None,
         access_log=False,
         server_header=False,
-        reset_contextvars=True,  # a request's tenant is not the next one's on its connection
+        reset_contextvars=True,  # a request's tenant is not that of the next one
         timeout_keep_alive=config.keep_alive_timeout,  # type: ignore[arg-type]  # any seconds
         **options,
     )
@@ -229,7 +231,7 @@ def make_server(app: Any, config: RouterConfig, **options: Any) -> Server:
 
 
 def limits_of(config: RouterConfig) -> ConnectionLimits:
-    """Return the configured limits, within the descriptors that this process may have."""
+    """Return the configured limits, within this process's descriptors."""
     return ConnectionLimits(
         head_bytes=config.max_header_bytes,
         headers=config.max_headers,

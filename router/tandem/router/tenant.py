@@ -1,8 +1,6 @@
-"""The tenant that a request belongs to: the API key that it came with, as a short digest.
+"""Tenant of a request: a short digest of its API key.
 
-``middleware/auth`` and gRPC set the tenant of a call once its key is known. Shared resources
-(admission, CPU pool, request bodies, stored responses, gRPC buffers) are divided by tenant, and
-what a tenant may read is bound to it.
+Shared resources are divided by tenant, and tenants read only their own data.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ _Name = TypeVar("_Name", bound=Hashable)
 
 @dataclass(slots=True)
 class _Part(Generic[_Name]):
-    """Entries of one tenant, the one used longest ago first, with their sizes."""
+    """Entries of one tenant with sizes, the least recently used first."""
 
     sizes: OrderedDict[_Name, int] = field(default_factory=OrderedDict)
     num_bytes: int = 0
@@ -30,44 +28,42 @@ class TenantParts(Generic[_Name]):
 
     def __init__(self) -> None:
         self.num_bytes = 0
-        """Bytes of all tenants."""
         self._parts: dict[str, _Part[_Name]] = {}
         self._tenant_of: dict[_Name, str] = {}
 
     def count(self, tenant: str) -> int:
-        """Return the number of a tenant's entries."""
         part = self._parts.get(tenant)
         return 0 if part is None else len(part.sizes)
 
     def owner(self, name: _Name) -> str | None:
-        """Return the tenant that holds an entry, or None if it is not here."""
+        """Return the tenant that holds an entry, or None."""
         return self._tenant_of.get(name)
 
     def add(self, tenant: str, name: _Name, size: int) -> None:
-        """Add an entry of ``size`` bytes, which no tenant holds yet."""
+        """Add an entry of ``size`` bytes."""
         part = self._parts.setdefault(tenant, _Part())
         part.sizes[name] = size
         self._tenant_of[name] = tenant
         self._grow(part, size)
 
     def grow(self, tenant: str, size: int) -> None:
-        """Count bytes that several entries of a tenant share; negative if they are freed."""
+        """Count bytes that several entries share; negative if they are freed."""
         self._grow(self._parts.setdefault(tenant, _Part()), size)
         self._forget_if_empty(tenant)
 
     def use(self, name: _Name) -> None:
-        """Move an entry to the end of its tenant's entries."""
+        """Mark an entry as used."""
         self._parts[self._tenant_of[name]].sizes.move_to_end(name)
 
     def remove(self, name: _Name) -> None:
-        """Forget an entry."""
+        """Remove an entry."""
         tenant = self._tenant_of.pop(name)
         part = self._parts[tenant]
         self._grow(part, -part.sizes.pop(name))
         self._forget_if_empty(tenant)
 
     def first_to_go(self, *, by_bytes: bool) -> _Name:
-        """Return the oldest entry of the tenant that has most entries, or most bytes."""
+        """Return the oldest entry of the tenant with most entries or bytes."""
         parts = [each for each in self._parts.values() if each.sizes]
         largest = max(parts, key=lambda each: each.num_bytes if by_bytes else len(each.sizes))
         return next(iter(largest.sizes))
@@ -88,41 +84,38 @@ class TenantParts(Generic[_Name]):
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """An API key's owner, or everyone if the router has no API keys."""
+    """Owner of an API key, or everyone if the router has no keys."""
 
     id: str
-    """16 hexadecimal digits, the same for the same key in every router; empty without keys."""
+    """16 hexadecimal digits, equal in all routers; empty without keys."""
     is_admin: bool = False
-    """Set if the key is an administrator's: it may read what belongs to other tenants."""
+    """Whether it is an administrator, who may read all tenants' data."""
 
     @classmethod
     def from_key(cls, key: bytes, *, is_admin: bool = False) -> Tenant:
-        """Return the tenant of an API key that was accepted."""
+        """Return the tenant of an accepted API key."""
         digest = hashlib.blake2b(key, digest_size=8, person=b"tandem-tenant")
         return cls(digest.hexdigest(), is_admin)
 
     def may_read(self, owner: str) -> bool:
-        """Return whether it may read what belongs to the tenant with the id ``owner``."""
+        """Return whether it may read data of ``owner``."""
         return self.is_admin or self.id == owner
 
 
 NO_KEYS = Tenant("")
-"""The tenant of every request if the router has no API keys, and of requests before their check."""
+"""Tenant of requests without keys, or before their check."""
 
 current_tenant: ContextVar[Tenant] = ContextVar("tandem_tenant", default=NO_KEYS)
-"""The tenant of the call that the current task serves."""
+"""Tenant of the current task's call."""
 
 
 def tenant_id() -> str:
-    """Return the id of the tenant that the current task serves."""
+    """Return the id of the current task's tenant."""
     return current_tenant.get().id
 
 
 def salted(asked: str | None) -> str | None:
-    """Return the cache salt of a request of the current tenant with the salt ``asked``.
-
-    The id of the tenant is a prefix of the salt, so no other tenant can use the same one.
-    """
+    """Return the cache salt of a request, prefixed with the tenant's id."""
     tenant = tenant_id()
     if not tenant:
         return asked

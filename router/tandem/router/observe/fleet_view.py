@@ -1,5 +1,4 @@
-"""``/debug/fleet``: workers, the links between them, waiting requests and rates; and
-``/debug/fabric``: the links alone."""
+"""``/debug/fleet``: workers, links, waiting requests and rates; ``/debug/fabric``: links."""
 
 from __future__ import annotations
 
@@ -27,19 +26,18 @@ from tandem.router.workers.connection import Worker
 from tandem.router.workers.pool import handoff_peers
 
 PHASES = ("admission", "no_worker", "sent", "prefill", "handoff", "decode", "client")
-"""Phases in the order in which a request goes through them."""
+"""Phases of a request, in order."""
 
 
 @dataclass(slots=True)
 class Underway:
-    """Requests by phase, and those on their way over each hand-off link."""
+    """Requests by phase, and by hand-off link."""
 
     phases: Counter[str] = field(default_factory=Counter)
     handoffs: Counter[Pair] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, jobs: Collection[Job]) -> Underway:
-        """Count."""
         found = cls()
         for job in jobs:
             found.phases[phase_of(job)] += 1
@@ -50,7 +48,6 @@ class Underway:
         return found
 
     def to_json(self) -> dict[str, int]:
-        """Return all phases, in order."""
         return {phase: self.phases[phase] for phase in PHASES}
 
 
@@ -80,13 +77,13 @@ def phase_of(job: Job) -> str:
 
 
 MAX_LINKS = 4096
-"""Hand-off links that are listed; further ones are only counted."""
+"""Maximum hand-off links that are listed."""
 _NOTHING = LinkCount()
 
 
 @dataclass(frozen=True, slots=True)
 class LiveFleet:
-    """Makes the view; used in the loop's thread."""
+    """Maker of the view; used in the loop's thread."""
 
     fleet: Fleet
     dispatcher: Dispatcher
@@ -95,7 +92,7 @@ class LiveFleet:
     rates: RouterRates
 
     def to_json(self) -> dict[str, Any]:
-        """Return the current state of all of it."""
+        """Return the current state."""
         now = time.monotonic()
         fleet, pool = self.fleet, self.fleet.pool
         underway = Underway.of(self.dispatcher.jobs)
@@ -114,7 +111,7 @@ class LiveFleet:
         }
 
     def fabric(self) -> dict[str, Any]:
-        """Return the part about links between workers: ``/debug/fabric``."""
+        """Return the part about links, for ``/debug/fabric``."""
         return self._fabric(Underway.of(self.dispatcher.jobs), time.monotonic())
 
     def _fabric(self, underway: Underway, now: float) -> dict[str, Any]:
@@ -238,7 +235,7 @@ class LiveFleet:
     def standing(
         self, pair: Pair, health: PeerHealth, quarantined: Mapping[Pair, FailCause], now: float
     ) -> tuple[str, str]:
-        """Return a link's state, and the reason if it is not ``up`` or slower than possible."""
+        """Return a link's state, and a reason if it is not ``up`` or slow."""
         if (cause := quarantined.get(pair)) is not None:
             return "quarantined", str(cause)
         if not health.up:
@@ -251,21 +248,19 @@ class LiveFleet:
 
 
 def _kv_use(load: LoadReport | None) -> float | None:
-    """Return the share of the blocks that are held."""
     if load is None or not load.total_blocks:
         return None
     return round(1 - load.free_blocks / load.total_blocks, 4)
 
 
 def _transport(fleet: Fleet) -> str | None:
-    """Return the transports of KV over the links that are up, joined by commas, or None."""
     known = fleet.pool.workers
     links = (state for each in known.values() for state in handoff_peers(each, known).values())
     return ", ".join(sorted({each.transport for each in links if each.up} - {""})) or None
 
 
 MAX_SERIES = 256
-"""Links that have series of their own."""
+"""Maximum links with series."""
 
 Labels = tuple[str, ...]
 
@@ -282,7 +277,7 @@ class _Link(NamedTuple):
 
 
 def register_link_series(metrics: RouterMetrics, live: LiveFleet) -> None:
-    """Register all of them."""
+    """Register the series of links."""
 
     def read(what: Callable[[PeerHealth], float]) -> Callable[[], Mapping[Labels, float]]:
         return lambda: {each.ends: what(each.health) for each in _shown(live)[0]}
@@ -334,5 +329,5 @@ def _name(peer: Incarnation, workers: Mapping[Incarnation, Worker]) -> str:
 
 
 def _label(worker: Worker) -> str:
-    """Return the pod, whose name outlives a restart; without one the address."""
+    """Return the pod, or the address without one."""
     return worker.note.pod or worker.connection.endpoint

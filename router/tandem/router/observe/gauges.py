@@ -1,4 +1,4 @@
-"""Gauges of the router, each read from its source when ``/metrics`` is scraped."""
+"""Gauges of the router, read from their sources at each scrape."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def register_gauges(
     *,
     ready_decode: int,
 ) -> None:
-    """Register all of them; readiness requires ``ready_decode`` decode workers."""
+    """Register all gauges; readiness requires ``ready_decode`` decode workers."""
 
     def workers() -> _Reading:
         return Counter((str(worker.role), _state(worker)) for worker in fleet.pool.workers.values())

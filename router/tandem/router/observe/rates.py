@@ -1,4 +1,4 @@
-"""The router's own rates over the last seconds, from its counters."""
+"""Rates of the router over the last seconds, from its counters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SAMPLE_SECONDS = 1.0
 
 
 class RouterRates:
-    """Rates from samples of the counters once a second; a request or a token costs nothing."""
+    """Rates from samples of the counters, once a second."""
 
     def __init__(self, metrics: RouterMetrics) -> None:
         self._metrics = metrics
@@ -27,11 +27,10 @@ class RouterRates:
             await naps.sleep()
 
     def sample(self, now: float) -> None:
-        """Take a sample."""
         self._window.note(now, *self._metrics.totals())
 
     def to_json(self) -> dict[str, Any]:
-        """Return rates a second, and means over the window; None without events."""
+        """Return rates per second, and means over the window; None without events."""
         seconds, went = self._window.differences()
         if not went:
             return {"window_s": 0.0}
@@ -44,7 +43,7 @@ class RouterRates:
             "failed_per_s": round(over.failed / seconds, 3),
             "prompt_tokens_per_s": round(over.prompt_tokens / seconds, 1),
             "outputs_per_s": round(outputs / seconds, 1),
-            # Cached tokens are known a little later than the prompts that they belong to.
+            # Cached tokens are known later than their prompts.
             "cached_share": _mean(min(over.cached_tokens, over.prompt_tokens), over.prompt_tokens),
             "ttft_ms": _mean(1000 * over.first_output_seconds, over.first_outputs),
             "itl_ms": _mean(1000 * over.next_output_seconds, over.next_outputs),

@@ -1,1 +1,1 @@
-"""Which workers take a request. Pure: no I/O, no clock, and of Tandem only protocol."""
+"""Choice of workers for a request, without I/O and clocks."""

@@ -1,11 +1,8 @@
-"""Predicted cost of each way to serve a prompt, in seconds, from measured times. Pure.
+"""Predicted cost of each way to serve a prompt, in seconds, from measured times.
 
-There are three ways. A prefill worker hands over to a decode worker (``pair``). A decode worker
-computes the prompt next to what it decodes (``decode``). A prefill worker decodes what it computed
-(``prefill``). The cost of a way is the time to the first token, the time from it to the second, a
-second for each request that misses its targets, and a tenth of the seconds of answers
-(docs/decisions/placement-by-cost.md). Most of it depends on one end alone, so it is computed once a
-worker and not once a pair: ``Prefilling`` for the prompt, ``Decoding`` for the answer.
+The ways are a hand-off (``pair``), all on a decode worker (``decode``), or all on a prefill worker
+(``prefill``). docs/decisions/placement-by-cost.md defines the cost. Most of it depends on one end,
+so it is computed per worker: ``Prefilling`` and ``Decoding``.
 """
 
 from __future__ import annotations
@@ -31,28 +28,28 @@ from tandem.router.placement.snapshot import (
 )
 
 ROUND_SECONDS = 0.003
-"""Seconds of request and reply, and until the puller has reserved and used blocks."""
+"""Seconds of a pull's request, reply, and reservation of blocks."""
 BUDGET_SECONDS = (0.05, 10.0)
-"""Least and most seconds of a pull before its tokens are computed instead."""
+"""Minimum and maximum seconds of a pull."""
 
 
 @dataclass(frozen=True, slots=True)
 class PullPlan:
-    """One pull and its predicted times."""
+    """Pull of cached tokens, and its predicted times."""
 
     holder: Incarnation
     num_tokens: int
-    """Tokens of the prompt's start that the worker has after it."""
+    """Cached tokens of the worker after the pull."""
     tokens: int
-    """Tokens that are sent over the link."""
+    """Tokens sent over the link."""
     seconds: float
-    """Seconds until they are received."""
+    """Seconds to receive them."""
     compute_s: float
-    """Seconds of computing them instead."""
+    """Seconds to compute them."""
 
     @property
     def budget_s(self) -> float:
-        """Seconds after which the tokens are computed instead."""
+        """Return the seconds after which the tokens are computed instead."""
         least, most = BUDGET_SECONDS
         return min(max(self.compute_s, least), most)
 
@@ -73,8 +70,7 @@ def with_pull(prompt: PromptFacts, worker: WorkerView, plan: PullPlan | None) ->
 def best_pulls(
     prompt: PromptFacts, fleet: FleetSnapshot, rates: Mapping[Incarnation, Rates]
 ) -> dict[Incarnation, PullPlan]:
-    """Return the pull that saves each worker the most time, for workers that any pull saves
-    some."""
+    """Return the pull that saves each worker the most time, if any saves time."""
     if not (prompt.hits and fleet.pull_links) or prompt.whole:
         return {}
     views = {each.incarnation: each for each in fleet.workers}
@@ -119,7 +115,7 @@ def _plan(
 
 
 def _current_step(holder: WorkerView, rates: Rates | None) -> float:
-    """Return the seconds of the step that the holder is in."""
+    """Return the seconds of the holder's current step."""
     prompts = min(holder.compute_tokens, chunk_of(holder))
     if rates is None or not (prompts or holder.decode_batch.streams):
         return 0.0
@@ -127,23 +123,24 @@ def _current_step(holder: WorkerView, rates: Rates | None) -> float:
 
 
 HANDOFF_SECONDS, HANDOFF_STEPS = 0.003, 3
-"""Seconds of a hand-off's messages, and steps of the decode worker until the second token: the one
-that it is in, the one that repeats the first token, and its own."""
+"""Seconds of a hand-off's messages, and the decode worker's steps to the second token."""
 MISS = 1.0
-"""Seconds of waiting that a request outside its targets costs."""
+"""Cost of a request outside its targets, in seconds of waiting."""
 ANSWER = 0.1
-"""Seconds of waiting for a first token that a second of a longer answer costs."""
+"""Cost of a second of the answer, in seconds of waiting for a first token."""
 SUSPECT = 1e6
-"""Seconds that a worker which failed by its own fault costs."""
+"""Cost of a worker that failed by its own fault."""
 PREEMPTING = 1e3
-"""Seconds for computing a prompt on a decode worker that would preempt others for it."""
+"""Cost of a prompt on a decode worker that would preempt for it."""
 FIRST_SHARPNESS, GAP_SHARPNESS = 6.0, 40.0
-"""Steepness of the chance to miss around a target. A first token depends on a queue, a gap on the
-measured time of a step."""
+"""Steepness of the chance to miss around a target.
+
+A first token depends on a queue, a gap on a step's time.
+"""
 ALLOWED_GAPS = 0.01
-"""Share of a request's gaps that may be over the target."""
+"""Allowed share of gaps over the target."""
 MOST_SHARE = 0.98
-"""Largest share of a worker's time that prompts are assumed to take, so that a queue has a mean."""
+"""Maximum assumed share of prompts in a worker's time, so that a queue has a mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,26 +152,25 @@ class Targets:
 
 
 class Forecast(NamedTuple):
-    """One way and its predicted times, in seconds. A large fleet has hundreds for each prompt, and
-    a tuple is made in a fraction of a frozen dataclass's time."""
+    """One way and its predicted times, in seconds. A tuple, which is cheaper to make."""
 
     cost: float
     num_requests: int
-    """Requests at its workers: of equal costs, the fewest win."""
+    """Requests at its workers: the fewest win among equal costs."""
     worker: Incarnation
     prefill: Incarnation | None
     way: str
-    """pair, decode or prefill: the end that computes, and the end that decodes."""
+    """pair, decode or prefill."""
     ttft: float
     """Seconds to the first token."""
     second: float
     """Seconds from the first token to the second."""
     missing: float
-    """Requests that miss their targets for it, this one among them."""
+    """Requests that miss their targets, this one included."""
     answers: float
-    """Seconds of its answer, and by which it lengthens the answers next to it."""
+    """Seconds of its answer, and by which it lengthens others."""
     pull: PullPlan | None = None
-    """Cached prefix that the prefilling worker pulls from a peer first."""
+    """Pull of the prefilling worker before it."""
 
     def __str__(self) -> str:
         names = [each.hex()[:8] for each in (self.prefill, self.worker) if each is not None]
@@ -187,8 +183,7 @@ class Forecast(NamedTuple):
 
 
 def miss_chance(seconds: float, target: float, sharpness: float) -> float:
-    """Return the chance that a time which was predicted as ``seconds`` is over its target: a half
-    at the target, nearly 0 well below it, 1 far beyond."""
+    """Return the chance that a predicted time is over its target: one half at the target."""
     below: float = min(target / seconds, 1e6) ** sharpness if seconds > 0 else 1e6
     return 1.0 / (1.0 + below)
 
@@ -202,10 +197,9 @@ class Outlook:
     tokens: float
     """Expected tokens of the answer."""
     stays: float
-    """Seconds that requests stay at the worker that decodes them."""
+    """Seconds that requests stay at their decoding worker."""
     arrivals: tuple[float, float]
-    """For each prefill worker, if all prompts went to them: prompts a second, and the share of its
-    time that they would take."""
+    """Prompts per second and share of time at each prefill worker, if it got all prompts."""
 
     @classmethod
     def of(
@@ -230,7 +224,7 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class Prefilling:
-    """A worker that computes the prompt, after a pull if there is one."""
+    """Worker that computes the prompt, possibly after a pull."""
 
     worker: WorkerView
     rates: Rates
@@ -240,17 +234,17 @@ class Prefilling:
     ttft: float
     """Seconds to the first token."""
     mixed: float
-    """Requests that miss for its mixed steps."""
+    """Requests that miss because of its mixed steps."""
     slowed: float
-    """Seconds by which the answers next to it take longer, together."""
+    """Seconds by which it lengthens concurrent answers, in total."""
     last_chunk: int
-    """Tokens of its last chunk, whose KV is sent after they are computed."""
+    """Tokens of its last chunk, whose KV is sent after them."""
 
     @classmethod
     def of(
         cls, outlook: Outlook, worker: WorkerView, rates: Rates, pull: PullPlan | None = None
     ) -> Prefilling:
-        """Predict the times from the worker's queue and from its cache after the pull."""
+        """Predict the times from the worker's queue and its cache after the pull."""
         prompt, decode_batch, chunk = (
             with_pull(outlook.prompt, worker, pull),
             worker.decode_batch,
@@ -269,8 +263,10 @@ class Prefilling:
         return cls(worker, rates, pull, alone, ttft, mixed, slowed, min(own, chunk))
 
     def late(self, ttft: float, targets: Targets) -> float:
-        """Return the requests whose first token is late if this one comes after ``ttft`` seconds:
-        itself, and those that come while the prompt makes the worker's busy period longer."""
+        """Return the requests whose first token is late if this one's takes ``ttft`` seconds.
+
+        They are itself and those that come while the busy period is longer.
+        """
         busy = self.alone / (1.0 - min(MOST_BUSY, self.worker.prompt_share))
         after = self.worker.prompts_per_s * busy
         return miss_chance(ttft, targets.ttft, FIRST_SHARPNESS) + after * miss_chance(
@@ -280,15 +276,15 @@ class Prefilling:
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """A worker that decodes the answer."""
+    """Worker that decodes the answer."""
 
     worker: WorkerView
     step: float
-    """Seconds of a step with this request in it."""
+    """Seconds of a step with this request."""
     answers: float
-    """Seconds of its answer, and by which it lengthens those next to it."""
+    """Seconds of its answer, and by which it lengthens others."""
     room: float
-    """Seconds until there is room for a prompt that is handed over."""
+    """Seconds until there is room for the hand-off."""
     gaps: float
     """Chance that its own gaps are over the target."""
     fault: float
@@ -313,7 +309,7 @@ class Decoding:
 def forecast_pair(
     outlook: Outlook, prefilling: Prefilling, decoding: Decoding, throughput: LinkThroughput
 ) -> Forecast:
-    """Predict a hand-off: prefill on one worker, decode on the other."""
+    """Predict a hand-off."""
     producer, consumer, targets = prefilling.worker, decoding.worker, outlook.targets
     second = HANDOFF_SECONDS + throughput.wait + HANDOFF_STEPS * decoding.step
     if throughput.bytes_per_s:
@@ -337,13 +333,13 @@ def forecast_pair(
 
 
 def forecast_decode(outlook: Outlook, prefilling: Prefilling, decoding: Decoding) -> Forecast:
-    """Predict all of it on a decode worker: the prompt in chunks next to the decodes."""
+    """Predict a decode worker: the prompt in chunks, together with decodes."""
     full = PREEMPTING if is_full(decoding.worker) else 0.0
     return _whole("decode", outlook, prefilling, decoding, full)
 
 
 def forecast_prefill(outlook: Outlook, prefilling: Prefilling) -> Forecast:
-    """Predict all of it on a prefill worker, which computes fewer prompts while it decodes."""
+    """Predict a prefill worker, which computes fewer prompts while it decodes."""
     worker, stays = prefilling.worker, outlook.stays
     prompts, share = outlook.arrivals
     prompts, share = max(prompts, 1.0 / stays), max(share, prefilling.alone / stays)
@@ -365,7 +361,7 @@ def forecast_prompt(outlook: Outlook, prefilling: Prefilling) -> Forecast:
 
 
 def fault_of(worker: WorkerView) -> float:
-    """Return the seconds that the worker's faults cost."""
+    """Return the cost of the worker's faults."""
     return SUSPECT if worker.suspect else 0.0
 
 
@@ -387,8 +383,10 @@ def _whole(
 def _arrivals(
     fleet: FleetSnapshot, workers: Sequence[WorkerView], rates: Mapping[Incarnation, Rates]
 ) -> tuple[float, float]:
-    """Return the prompts a second and their share of time for each prefill worker. Reports are late
-    when a load begins, so the router's own count is used if it is higher."""
+    """Return prompts per second and share of time for each prefill worker.
+
+    The router's own count is used if it is higher than the reports.
+    """
     prefill = [each for each in workers if each.role is WorkerRole.PREFILL]
     if not prefill:
         return 0.0, 0.0
@@ -400,8 +398,9 @@ def _arrivals(
 
 
 def _mixed(outlook: Outlook, worker: WorkerView, rates: Rates, own: int, cached: int) -> float:
-    """Return the requests next to the prompt that see too many gaps over the target, because steps
-    hold a chunk of it."""
+    """Return concurrent requests with too many gaps over the target because of the prompt's
+    chunks.
+    """
     decode_batch, targets = worker.decode_batch, outlook.targets
     chunk = rates.mixed_chunk(worker, cached)
     step = rates.step(decode_batch, min(own, chunk), cached)
@@ -411,11 +410,10 @@ def _mixed(outlook: Outlook, worker: WorkerView, rates: Rates, own: int, cached:
 
 
 def _kept_waiting(outlook: Outlook, prefilling: Prefilling, prompts: float, share: float) -> float:
-    """Return the requests whose first token is late because a prefill worker decodes this one.
+    """Return requests with a late first token because a prefill worker decodes this one.
 
-    Its steps are mixed meanwhile, so it computes fewer prompt tokens a second, and the mean wait
-    (M/D/1: random arrivals, equal service) grows. ``prompts`` and ``share`` are of the whole
-    fleet's prompts, since those that go to other workers do so for what happens here.
+    Its prompts get slower in mixed steps, so the mean wait (M/D/1) grows. ``prompts`` and ``share``
+    are the whole fleet's.
     """
     worker, rates, stays = prefilling.worker, prefilling.rates, outlook.stays
     mixed = rates.mixed_chunk(worker)

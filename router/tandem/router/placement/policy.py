@@ -1,7 +1,6 @@
-"""Placement of a prompt: the cheapest of all ways to serve it, by predicted cost.
+"""Placement of a prompt by the lowest predicted cost.
 
-A policy is pure: the same facts give the same answer. It runs once an attempt, in the event loop,
-so it must be quick: no stream gets a token meanwhile (``bench/router/placement.py`` measures it).
+Policies are pure, and fast, as they run in the event loop.
 """
 
 from __future__ import annotations
@@ -45,21 +44,21 @@ DISAGGREGATED, AGGREGATED = "disaggregated", "aggregated"
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The workers of an attempt."""
+    """Workers of an attempt."""
 
     worker: Incarnation
-    """Runs the request to its end: the decode leg, or all of it."""
+    """Worker of the decode leg, or of the whole attempt."""
     prefill: Incarnation | None
-    """Computes the prompt and hands over; None: ``worker`` does both."""
+    """Worker that computes the prompt and hands over; None: ``worker`` does both."""
     rule: str
-    """Why this way was taken, for logs and ``/debug``."""
+    """Reason for this way, for logs and ``/debug``."""
     forecast: Forecast | None = None
     considered: tuple[Forecast, ...] = ()
     """All ways, the cheapest first."""
 
     @property
     def pull(self) -> PullPlan | None:
-        """Cached prefix that the prefilling worker pulls from a peer first."""
+        """Return the pull of the prefilling worker."""
         return None if self.forecast is None else self.forecast.pull
 
     def hits_with_pull(self, hits: Mapping[Incarnation, int]) -> Mapping[Incarnation, int]:
@@ -69,7 +68,7 @@ class Placement:
 
     @property
     def pair(self) -> tuple[Incarnation, Incarnation] | None:
-        """The (prefill, decode) link of a hand-off."""
+        """Return the (prefill, decode) link of a hand-off, or None."""
         return None if self.prefill is None else (self.prefill, self.worker)
 
 
@@ -84,11 +83,10 @@ class _Usable:
 
 
 class PlacementPolicy:
-    """Places prompts for a router.
+    """Placement of prompts.
 
-    ``patience``: seconds of cost by which another way must be cheaper than a hand-off, so that
-    small differences do not make placement flap. ``strict``: hand off whenever a pair is there;
-    prefill workers never decode.
+    ``patience``: seconds by which another way must be cheaper than a hand-off. ``strict``: always
+    hand off if possible; prefill workers never decode.
     """
 
     def __init__(self, targets: Targets, patience: float, *, strict: bool = False) -> None:
@@ -99,7 +97,7 @@ class PlacementPolicy:
     def place(
         self, prompt: PromptFacts, fleet: FleetSnapshot, exclusions: Exclusions
     ) -> Placement | None:
-        """Return the cheapest way outside ``exclusions``; None if there is none."""
+        """Return the cheapest way outside ``exclusions``, or None."""
         usable = _usable(prompt, fleet, exclusions, self.targets.itl)
         if prompt.query_key is not None:
             return _by_key(prompt.query_key, usable.prefill or usable.decode)
@@ -171,8 +169,7 @@ class PlacementPolicy:
         return ways
 
     def _may_stay(self, fleet: FleetSnapshot) -> bool:
-        """Return whether a prefill worker may decode: only if a decode worker is up. Without one
-        the service is not whole, and the request waits for one."""
+        """Return whether a prefill worker may decode: only if a decode worker is up."""
         return not self.strict and any(each.role is WorkerRole.DECODE for each in fleet.workers)
 
 
@@ -237,7 +234,7 @@ def _rank(forecast: Forecast) -> tuple[float, int, bytes, bytes]:
 
 
 def _by_key(key: str, workers: Sequence[WorkerView]) -> Placement | None:
-    """Return the same worker for equal keys, as long as the same workers are up."""
+    """Return the same worker for equal keys while the same workers are up."""
     if not workers:
         return None
     ordered = sorted(workers, key=lambda each: each.incarnation)

@@ -1,9 +1,8 @@
 """Blocks that each worker has cached, from its events. Bounded by memory.
 
-A wrong entry costs a recomputed block, never a wrong token: the worker looks itself. Above the
-bound, the least recently stored or requested blocks of the worker with the most are dropped. A
-chain's first blocks are reported once while prompts share them, and the rest is no hit without
-them. So they count as the most recently requested ones.
+Wrong entries only cost recomputation. Above the bound, the least recently used blocks of the
+largest worker are dropped. A chain's first blocks count as the most recent: the rest is useless
+without them.
 """
 
 from __future__ import annotations
@@ -15,41 +14,43 @@ from tandem.protocol.ids import BlockHash, Incarnation
 from tandem.protocol.outputs import BlockEvents
 
 ENTRY_BYTES = 128
-"""Bytes of a 16-byte hash as a key: 91 measured at a million, and those of allocator and growth."""
+"""Memory of a 16-byte hash as a key."""
 PARTS = 16
-"""Parts of a worker's blocks. One is dropped at a time, and as many new blocks make one older."""
+"""Parts of a worker's blocks, of which one is dropped at a time."""
 MOST_FORGOTTEN = 16_384
-"""Most blocks that are dropped at once: streams wait for it."""
+"""Maximum blocks that are dropped at once."""
 LET_GO = 16_384
-"""Most blocks of lost workers that are freed at once: a millisecond or two. At least half of it is
-freed, more than one message of events adds, so both together stay within the bound."""
+"""Maximum blocks of lost workers that are freed at once.
+
+At least half of it is freed, more than one message adds.
+"""
 SPLIT = 32_768
-"""Blocks of a worker above which they are kept in ``SHARDS`` dicts. A dict of millions moves all
-its entries when it grows, and every stream waits for 180 to 280 ms."""
+"""Blocks of a worker above which they are in ``SHARDS`` dicts.
+
+A large dict blocks all streams while it grows.
+"""
 SHARDS = 256
-"""Dicts by a hash's last byte. Each grows alone, in about a millisecond at eight million blocks."""
+"""Number of dicts, by a hash's last byte."""
 FULL = 7 / 8
-"""Share of the bound below which requested blocks are not moved, which doubles a lookup's time."""
+"""Share of the bound below which requested blocks are not moved."""
 
 
 class PrefixIndex:
-    """A set of block hashes per worker, in the order in which they were stored or requested."""
+    """Set of block hashes per worker, in order of use."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_entries = max(1, max_bytes // ENTRY_BYTES)
         self._caches: dict[Incarnation, _Cache] = {}
         self._count = 0
         self._leaving: list[dict[BlockHash, int]] = []
-        """Blocks of lost workers, which do not count in ``len``. Freeing five million of them takes
-        200 to 500 ms."""
+        """Blocks of lost workers, which are freed in parts and not counted."""
 
     def __len__(self) -> int:
-        """Return the number of entries over all workers."""
         return self._count
 
     def apply(self, worker: Incarnation, events: BlockEvents) -> None:
-        """Apply a worker's events: cleared first, then stored, then removed."""
-        self.tidy()  # no slower than others take their place
+        """Apply a worker's events: cleared, stored, removed."""
+        self.tidy()  # no slower than others are added
         if events.cleared:
             self.drop(worker)
         cache = self._caches.setdefault(worker, _Cache())
@@ -61,15 +62,16 @@ class PrefixIndex:
             self._forget_oldest()
 
     def drop(self, worker: Incarnation) -> None:
-        """Drop all blocks of a worker."""
         cache = self._caches.pop(worker, None)
         if cache is not None:
             self._count -= len(cache)
             self._leaving += cache.shards
 
     def tidy(self) -> None:
-        """Free a part of the dropped blocks: one dict at least, and of several at most ``LET_GO``
-        blocks. Called with each event, and periodically."""
+        """Free dropped blocks: at least one dict, of several at most ``LET_GO`` blocks.
+
+        Called with each event, and periodically.
+        """
         leaving, blocks = self._leaving, 0
         while leaving and (not blocks or blocks + len(leaving[-1]) <= LET_GO):
             blocks += len(leaving.pop()) or 1
@@ -80,7 +82,7 @@ class PrefixIndex:
         if cache is None:
             return 0
         found = cache.begins(hashes)
-        if found and self._count >= FULL * self.max_entries:  # else nothing is forgotten soon
+        if found and self._count >= FULL * self.max_entries:  # else nothing is dropped soon
             cache.asked_for(hashes, found)
         return found
 
@@ -96,11 +98,11 @@ class _Cache:
 
     def __init__(self) -> None:
         self.shards: list[dict[BlockHash, int]] = [{}]
-        """Blocks with the age of this object when each was last added."""
+        """Blocks with their ages."""
         self._mask = 0
         self._count = 0
         self._age = 0
-        """Age in parts of the blocks that were added. One number is shared by many blocks."""
+        """Current age, shared by many blocks."""
         self._added = 0
         self._next = 0
         """Next shard that drops blocks."""
@@ -117,7 +119,7 @@ class _Cache:
         return len(hashes)
 
     def add(self, hashes: Iterable[BlockHash]) -> None:
-        """Add blocks as the youngest, the last one above all."""
+        """Add blocks as the youngest, the last one first."""
         shards, mask, age = self.shards, self._mask, self._age
         for block in hashes:
             shard = shards[block[-1] & mask]
@@ -131,22 +133,20 @@ class _Cache:
             self._split()
 
     def remove(self, hashes: Iterable[BlockHash]) -> None:
-        """Remove blocks."""
         shards, mask = self.shards, self._mask
         for block in hashes:
             if shards[block[-1] & mask].pop(block, None) is not None:
                 self._count -= 1
 
     def asked_for(self, hashes: Sequence[BlockHash], found: int) -> None:
-        """Make the first ``found`` of these the youngest, if half of all blocks are younger than
-        either end of them. This is rare, since it takes longer than the lookup."""
+        """Make the first ``found`` blocks the youngest, if half of all blocks are younger."""
         ends = (hashes[0], hashes[found - 1])
         oldest = min(self.shards[block[-1] & self._mask][block] for block in ends)
         if self._age - oldest >= PARTS // 2:
             self.add(reversed(hashes[:found]))
 
     def forget_oldest(self) -> int:
-        """Remove a part of the blocks, and return how many."""
+        """Remove a part of the blocks, and return their number."""
         share = max(1, min(MOST_FORGOTTEN, self._count // PARTS))
         each, gone = -(-share // len(self.shards)), 0
         while gone < share:
@@ -159,7 +159,6 @@ class _Cache:
         return gone
 
     def _split(self) -> None:
-        """Split the blocks into ``SHARDS`` dicts, each in the same order."""
         (whole,) = self.shards
         self.shards, self._mask = [{} for _ in range(SHARDS)], SHARDS - 1
         for block, age in whole.items():

@@ -1,4 +1,4 @@
-"""Times of a worker's steps as it measured them, and what follows for a prompt there. Pure."""
+"""Measured times of a worker's steps, and the resulting times of a prompt."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TIMEOUTS = 3
 WINDOW = 60.0
 REST = 30.0
 MAX_QUARANTINED = 4096
-"""Quarantined links that are kept; above it the oldest is dropped."""
+"""Maximum quarantined links; beyond it the oldest is dropped."""
 FAULTS = 3
 """Internal errors within ``WINDOW`` that make a worker suspect for ``REST``."""
 
@@ -36,15 +36,14 @@ class _Record:
 
 
 class LinkHealth:
-    """Outcomes per pair: timeouts are forgotten with either incarnation, wrong bytes are not."""
+    """Outcomes per pair. Timeouts are dropped with either incarnation, wrong bytes are not."""
 
     def __init__(self) -> None:
         self._records: dict[Pair, _Record] = {}
         self._quarantined: dict[Pair, FailCause] = {}
 
     def failed(self, pair: Pair, cause: FailCause, now: float) -> None:
-        """Record a hand-off that ended with ``cause``. Causes that are not the link's fault are
-        ignored."""
+        """Record a failed hand-off. Causes outside the link are ignored."""
         if cause in WRONG_BYTES:
             self._quarantined[pair] = cause
             if len(self._quarantined) > MAX_QUARANTINED:
@@ -53,29 +52,26 @@ class LinkHealth:
             self._rest(self._records.setdefault(pair, _Record()), now)
 
     def slow(self, pair: Pair, now: float) -> None:
-        """Record a hand-off below the rate that the link must reach."""
+        """Record a hand-off below the required rate."""
         self._rest(self._records.setdefault(pair, _Record()), now)
 
     def succeeded(self, pair: Pair) -> None:
-        """Record a hand-off that succeeded: earlier timeouts no longer count."""
+        """Record a success: earlier timeouts no longer count."""
         self._records.pop(pair, None)
 
     def usable(self, pair: Pair, now: float) -> bool:
-        """Return whether requests may use the link."""
         return pair not in self._quarantined and not self.rests(pair, now)
 
     def quarantined(self) -> dict[Pair, FailCause]:
-        """Return the links that stay closed until one end is another process, lost ends
-        included."""
+        """Return links that are closed until one end is another process."""
         return dict(self._quarantined)
 
     def rests(self, pair: Pair, now: float) -> bool:
-        """Return whether the link is unused for a while, after timeouts."""
+        """Return whether the link is unused for a while."""
         record = self._records.get(pair)
         return record is not None and record.rests_until > now
 
     def forget(self, worker: Incarnation) -> None:
-        """Drop the timeouts of a worker's links after it is lost."""
         for pair in [pair for pair in self._records if worker in pair]:
             del self._records[pair]
 
@@ -87,17 +83,16 @@ class LinkHealth:
 
 
 class WorkerHealth:
-    """Internal errors of workers that are still up."""
+    """Internal errors of workers that are up."""
 
     def __init__(self) -> None:
         self._faults: dict[Incarnation, deque[float]] = {}
 
     def fault(self, worker: Incarnation, now: float) -> None:
-        """Record an attempt that failed by the worker's own fault."""
         self._faults.setdefault(worker, deque(maxlen=FAULTS)).append(now)
 
     def suspect(self, worker: Incarnation, now: float) -> bool:
-        """Return whether the worker failed so often lately that it is the last choice."""
+        """Return whether the worker failed so often that it is the last choice."""
         faults = self._faults.get(worker)
         return (
             faults is not None
@@ -107,40 +102,37 @@ class WorkerHealth:
         )
 
     def forget(self, worker: Incarnation) -> None:
-        """Drop a worker that is lost."""
         self._faults.pop(worker, None)
 
 
 UNKNOWN_CHUNK = 512
-"""Prompt tokens of a step on a worker that has not reported any."""
+"""Assumed prompt tokens of a step."""
 UNMEASURED_SHARE, MOST_UNMEASURED = 0.8, 2048
-"""Share of the target of gaps that a mixed step of a worker without any is assumed to take, and its
-most prompt tokens."""
+"""Assumed share of the target that a mixed step takes, and its maximum prompt tokens."""
 UNKNOWN_PROMPT: StepTimes = ((512, 0.05),)
 UNKNOWN_DECODE: StepTimes = ((1, 0.02), (64, 0.04))
-"""Times that are assumed while no worker has measured any."""
+"""Assumed times before any measurement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Times of a worker's steps; another worker's stand in for those that it has not made yet."""
+    """Times of a worker's steps, with another worker's for missing ones."""
 
     decode: StepTimes = UNKNOWN_DECODE
     prompt: StepTimes = UNKNOWN_PROMPT
     beside: StepTimes = ()
-    """Seconds that prompt tokens add to a step of decodes, whose weights are read already. Without
-    them, prompt tokens are assumed to take as long as alone."""
+    """Seconds that prompt tokens add to a step of decodes; empty: as long as alone."""
     context_s: float = 0.0
-    """Seconds for each token of a decode's context."""
+    """Seconds per token of a decode's context."""
     steepness: float = 0.0
-    """Share by which a prompt token takes longer for each token before it."""
+    """Relative increase of a prompt token's time per token before it."""
     _known: dict[DecodeBatch, float] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    """Cache of ``decodes``: a forecast uses two or three decode batches, a score of times."""
+    """Cache of ``decodes``."""
 
     def of(self, worker: WorkerView) -> Rates:
-        """Return the worker's own times, with these for what it has not measured."""
+        """Return the worker's own times, with these for missing ones."""
         prompt, steepness = worker.prompt_steps, worker.steepness
         if not prompt:
             prompt, steepness = self.prompt, self.steepness
@@ -153,7 +145,7 @@ class Rates:
         )
 
     def decodes(self, decode_batch: DecodeBatch) -> float:
-        """Return the seconds of a step of these decodes alone."""
+        """Return the seconds of a step of these decodes."""
         found = self._known.get(decode_batch)
         if found is None:
             found = self._known[decode_batch] = decode_batch_seconds(
@@ -162,51 +154,48 @@ class Rates:
         return found
 
     def token(self, decode_batch: DecodeBatch, share: float) -> float:
-        """Return the mean seconds between tokens in ``decode_batch``, on a worker that spends
-        ``share`` of its time on prompts."""
+        """Return the mean seconds between tokens if prompts take ``share`` of the time."""
         return self.decodes(decode_batch) / (1.0 - min(MOST_BUSY, share))
 
     def step(self, decode_batch: DecodeBatch, tokens: int, before: int = 0) -> float:
-        """Return the seconds of a step with so many prompt tokens after ``before`` others. One of a
-        few tokens alone takes as long as one decode."""
+        """Return the seconds of a step with prompt tokens after ``before`` others.
+
+        A few tokens take as long as one decode.
+        """
         weight = self._weight(tokens, before)
         if decode_batch.streams:
             return self.decodes(decode_batch) + self._beside(weight)
         return max(self.decodes(DecodeBatch(1)) if tokens else 0.0, seconds_at(self.prompt, weight))
 
     def compute(self, tokens: int, chunk: int, decode_batch: DecodeBatch, before: int = 0) -> float:
-        """Return the seconds until so many prompt tokens are computed, ``chunk`` of them a step,
-        after ``before`` that are cached."""
+        """Return the seconds to compute prompt tokens, ``chunk`` per step, after ``before`` cached
+        ones.
+        """
         return sum(
             count * self.step(decode_batch, size, at)
             for count, size, at in _cut(tokens, chunk, before)
         )
 
     def queue(self, worker: WorkerView, pending: int, own: int) -> float:
-        """Return the seconds for ``pending`` tokens that are before a prompt of ``own`` tokens,
-        whose first step it shares."""
+        """Return the seconds for ``pending`` tokens before a prompt of ``own`` tokens."""
         mean = worker.mean_waiting or pending
         ahead = self._prompts(worker, pending + own, mean) - self._prompts(worker, own, mean)
         return max(0.0, ahead)
 
     def added(self, tokens: int, chunk: int, before: int = 0) -> float:
-        """Return the seconds by which steps of decodes are longer, together, while a prompt of so
-        many tokens is computed next to them."""
+        """Return the total seconds by which a prompt lengthens steps of decodes."""
         return sum(
             count * self._beside(self._weight(size, at))
             for count, size, at in _cut(tokens, chunk, before)
         )
 
     def mixed_chunk(self, worker: WorkerView, before: int = 0) -> int:
-        """Return the prompt tokens, after ``before`` others, of the worker's next step with
-        decodes. A worker that bounds the time of its steps cuts chunks shorter after longer
-        contexts."""
+        """Return the prompt tokens of the next step with decodes, after ``before`` others."""
         chunk = worker.mixed_chunk_tokens or chunk_of(worker)
         return max(1, int(chunk / (1 + self.steepness * before))) if worker.bounds_steps else chunk
 
     def _prompts(self, worker: WorkerView, tokens: int, mean: float) -> float:
-        """Return the seconds for prompts of ``mean`` tokens, one after the other: what one of them
-        attends to does not grow with the queue."""
+        """Return the seconds for prompts of ``mean`` tokens, one after the other."""
         full, rest = divmod(tokens, chunk := chunk_of(worker))
         return sum(
             count * self.step(worker.decode_batch, size, round((mean - size) / 2))
@@ -223,13 +212,14 @@ class Rates:
 
 
 MOST_BUSY = 0.9
-"""Largest share of a worker's time that prompts are assumed to take: beyond it, times are those of
-an overload that lasts, not of the rates."""
+"""Maximum assumed share of prompts in a worker's time; more is a lasting overload."""
 
 
 def measured(workers: Sequence[WorkerView]) -> Rates | None:
-    """Return the times of a fleet, each kind of the first worker that measured it; None before a
-    worker has computed a prompt."""
+    """Return the times of a fleet, each of the first worker that measured it.
+
+    None before a worker has computed a prompt.
+    """
     prompt: StepTimes = ()
     decode: StepTimes = ()
     beside: StepTimes = ()
@@ -248,9 +238,8 @@ def measured(workers: Sequence[WorkerView]) -> Rates | None:
 def with_mixed_chunk(worker: WorkerView, rates: Rates, itl: float) -> WorkerView:
     """Return the worker with the chunks that it will have after its first mixed steps.
 
-    A worker that bounds the time of its steps reports the least chunk until it has measured one, so
-    it would never be sent a prompt. Its steps are assumed to fill a share of ``itl``, the target of
-    gaps in seconds, by the times of other workers.
+    Before, it reports the minimum and would get no prompt. Its steps are assumed to fill a share of
+    ``itl`` seconds.
     """
     if not worker.bounds_steps or worker.mixed_steps:
         return worker

@@ -1,8 +1,7 @@
-"""The link to one worker address: the time of HELLO, and the receiver of each frame.
+"""Link to one worker address: sends HELLO, and dispatches received frames.
 
-Turns frames into calls: a request's events go to its ``Sink``, the worker's own to the ``Listener``
-(the pool). When the link is lost every key on it gets ``Failed(WORKER_LOST)``, once. A frame that
-does not match is counted and dropped.
+A request's events go to its ``Sink``, the worker's own to the ``Listener``. A lost link sends every
+key ``Failed(WORKER_LOST)``. Frames that do not match are counted and dropped.
 """
 
 from __future__ import annotations
@@ -59,31 +58,31 @@ from tandem.router.workers.rates import Window
 
 @dataclass(frozen=True, slots=True)
 class WorkerNote:
-    """Facts of a pod; the defaults are those of an address in a list."""
+    """Facts of a pod; the defaults are those of a listed address."""
 
     pod: str = ""
     role: str = ""
     revision: str = ""
-    """Revision of the role's template; several may run at the same time during a rollout."""
+    """Revision of the role's template."""
     admitted: bool = False
-    """Set if the worker's revision may serve users."""
+    """Whether the worker's revision may serve users."""
     leaving: bool = False
-    """Set if the worker is about to end: place nothing new on it."""
+    """Whether the worker is about to end."""
 
     @property
     def template(self) -> tuple[str, str]:
-        """Return role and revision, the unit of admission."""
+        """Return role and revision."""
         return (self.role, self.revision)
 
 
 NO_NOTE = WorkerNote()
 
 Admitted = frozenset[tuple[str, str]] | None
-"""Templates that serve users; None is all of them, if no pod is marked as admitted."""
+"""Templates that serve users; None is all, if no pod is marked."""
 
 
 def admitted_templates(notes: Iterable[WorkerNote]) -> Admitted:
-    """Return the admitted templates of all known pods, up or not; None if none is."""
+    """Return the admitted templates of all pods; None if none is marked."""
     return frozenset(note.template for note in notes if note.admitted) or None
 
 
@@ -93,12 +92,10 @@ LegEvent = EngineOutput | Accepted | Refused | Failed
 class Sink(Protocol):
     """Receiver of one worker's events of one key; called in the loop, never blocks."""
 
-    def receive(self, event: LegEvent) -> None:
-        """Take the next event of the key from this worker."""
-        ...
+    def receive(self, event: LegEvent) -> None: ...
 
     def timed(self, times: LegTimes) -> None:
-        """Take the worker's notes of the key."""
+        """Take the worker's times of the key."""
         ...
 
 
@@ -109,7 +106,7 @@ class LinkContext:
     zmq: Context
     terms: Terms
     dropped: Callable[[str], None]
-    """Counts a dropped frame by its reason."""
+    """Counts a dropped frame by reason."""
     curve: KeyRing | None = None
 
 
@@ -121,27 +118,23 @@ _BEAT = encode(Beat())
 
 
 class Listener(Protocol):
-    """Receiver of a worker's own events (the pool); called in the loop, never blocks."""
+    """Receiver of a worker's own events; called in the loop, never blocks."""
 
     def on_up(self, connection: WorkerConnection, card: ModelCard) -> None:
         """Note WELCOME: the link is up."""
         ...
 
     def on_refused(self, connection: WorkerConnection) -> None:
-        """Note that the worker has another protocol, or has no longer."""
+        """Note that the worker's protocol differs, or no longer does."""
         ...
 
     def on_lost(self, connection: WorkerConnection, incarnation: Incarnation, reason: str) -> None:
-        """Note that the link ended; every key on it has been failed. Follows ``on_up``, once."""
+        """Note the link's end, once after ``on_up``; its keys have failed."""
         ...
 
-    def on_beat(self, connection: WorkerConnection, beat: WorkerBeat) -> None:
-        """Note a beat of the worker."""
-        ...
+    def on_beat(self, connection: WorkerConnection, beat: WorkerBeat) -> None: ...
 
-    def on_blocks(self, connection: WorkerConnection, events: BlockEvents) -> None:
-        """Note changes of the worker's prefix cache."""
-        ...
+    def on_blocks(self, connection: WorkerConnection, events: BlockEvents) -> None: ...
 
     def on_draining(self, connection: WorkerConnection, grace_ms: int) -> None:
         """Note that the worker will end within ``grace_ms``."""
@@ -149,15 +142,14 @@ class Listener(Protocol):
 
 
 class WorkerConnection:
-    """Opened on construction, inside a running loop; the pool calls ``tick`` a few times a
-    second."""
+    """Link to one address; the pool calls ``tick`` a few times a second."""
 
     def __init__(self, context: LinkContext, endpoint: str, listener: Listener) -> None:
         self.endpoint = endpoint
         self.incarnation: Incarnation | None = None
         """Incarnation of the worker while the link is up."""
         self.other_wire = ""
-        """The worker's last report of its protocol, while that is not ours."""
+        """The worker's protocol if it differs."""
         self._context = context
         self._listener = listener
         self._session = Session(context.terms)
@@ -179,7 +171,6 @@ class WorkerConnection:
 
     @property
     def state(self) -> LinkState:
-        """Return the state of the link."""
         return self._session.state
 
     @property
@@ -188,7 +179,7 @@ class WorkerConnection:
         return self._dealer.is_refused
 
     def close(self) -> None:
-        """Fail requests under way and close the socket. May be called twice."""
+        """Fail running requests and close the socket. May be called twice."""
         self._down("the router closed the link", expected=True)
         self._dealer.close()
 
@@ -204,19 +195,18 @@ class WorkerConnection:
         return False
 
     def release(self, request: str, attempt: int, *, cancel: bool) -> None:
-        """Drop further events of a key, also an unknown one; ``cancel`` cancels it on the
-        worker."""
+        """Ignore further events of a key; ``cancel`` cancels it on the worker."""
         self._sinks.pop((request, attempt), None)
         if cancel and self.state is LinkState.UP:
             self._send(Cancel(request, attempt))
 
     def end_choices(self, request: str, attempt: int, choices: tuple[int, ...]) -> None:
-        """Have the worker drop some choices of a key, whose reader has found their end."""
+        """Make the worker drop choices of a key."""
         if self.state is LinkState.UP:
             self._send(Cancel(request, attempt, choices))
 
     async def call(self, command: Command, timeout: float) -> Reply:
-        """Run a command on the worker, or RequestFailed when it does not answer in time."""
+        """Run a command on the worker. Raises RequestFailed at the timeout."""
         number = self._next_call
         self._next_call += 1
         future: asyncio.Future[Reply] = self._loop.create_future()
@@ -226,7 +216,7 @@ class WorkerConnection:
                 Call(Command(id=number, name=command.name, args=command.args))
             ):
                 raise RequestFailed(FailCause.WORKER_LOST, f"{self.endpoint} is not connected")
-            async with asyncio.timeout(timeout):  # wait_for swallows cancels that come late (3.11)
+            async with asyncio.timeout(timeout):  # wait_for swallows late cancels (3.11)
                 return await future
         except TimeoutError as error:
             raise RequestFailed(
@@ -236,12 +226,12 @@ class WorkerConnection:
             del self._calls[number]
 
     def send_peers(self, controls: dict[str, Incarnation]) -> None:
-        """Send a decode worker the prefill workers to keep links to."""
+        """Send a decode worker the prefill workers to link to."""
         if self.state is LinkState.UP:
             self._send(PeerSet(controls))
 
     def tick(self, late: float = 0.0) -> None:
-        """Send due frames, notice overdue ones. ``late``: seconds that the loop was blocked."""
+        """Send due frames, and detect overdue ones. ``late``: seconds that the loop was blocked."""
         now = self._loop.time()
         self._session.alive.overslept(late)
         if self.state is LinkState.DOWN:
@@ -254,13 +244,12 @@ class WorkerConnection:
             self._write(_BEAT)
 
     def park(self, why: str) -> None:
-        """Connect to nothing until ``reconnect``: a second link to this worker would end its
-        first."""
+        """Close until ``reconnect``: a second link to a worker would end its first."""
         self._down(why, expected=True)
         self._dealer.close()
 
     def reconnect(self) -> None:
-        """Start over with a new socket if the link is down: its name is resolved again."""
+        """Start again with a new socket if the link is down, which resolves its name again."""
         if self.state is LinkState.DOWN:
             self._dealer.reopen()
 
@@ -270,7 +259,7 @@ class WorkerConnection:
     def _write(self, payload: bytes) -> bool:
         sent = self._dealer.send(self._session.seal(), payload)
         if not sent and self.state is LinkState.UP:
-            # The header counted: without its frame the worker would see a gap.
+            # The header was counted, so the worker would see a gap.
             self._loop.call_soon(self._after_failed_send, self.incarnation)
         return sent
 
@@ -291,7 +280,7 @@ class WorkerConnection:
             self._hello_delay = min(2 * self._hello_delay, _HELLO_RETRY_MAX)
 
     def _cancel_hello(self) -> None:
-        """Cancel a pending HELLO: it must not come into the link that another one brings up."""
+        """Cancel a pending HELLO: it must not end another link."""
         if self._hello_timer is not None:
             self._hello_timer.cancel()
             self._hello_timer = None
@@ -325,7 +314,6 @@ class WorkerConnection:
             self._on_message(message)
 
     def _on_verdict(self, verdict: Verdict, message: ToRouter | None) -> None:
-        """Handle a message that is not for the users of the link."""
         session = self._session
         if verdict is Verdict.UP:
             assert isinstance(message, Welcome)
@@ -349,7 +337,6 @@ class WorkerConnection:
             self._lost(verdict, message)
 
     def _lost(self, verdict: Verdict, message: ToRouter | None) -> None:
-        """Handle a frame that ended the session."""
         why = self._session.why
         if not isinstance(message, Reset):
             self._context.dropped("reset")
@@ -373,7 +360,7 @@ class WorkerConnection:
 
     def _deliver(self, frame: Frame) -> None:
         sinks = self._sinks
-        for times in frame.times:  # before the last words, after which nobody listens
+        for times in frame.times:  # before the last messages
             sink = sinks.get((times.request, times.attempt))
             if sink is not None:
                 sink.timed(times)
@@ -409,49 +396,49 @@ class Worker:
     connection: WorkerConnection
     role: WorkerRole
     fingerprint: str
-    """Digest, by which prompts' blocks are hashed."""
+    """Digest for hashes of prompts' blocks."""
     compatibility: str
-    """KV moves only between equal ones."""
+    """Digest of workers with compatible KV."""
     load: LoadReport | None = None
     peers: dict[Incarnation, PeerHealth] = field(default_factory=dict)
-    """The worker's links to those that hand over or lend to it, as last reported."""
+    """Links to workers that hand over or lend to it, as last reported."""
     draining: bool = False
     note: WorkerNote = NO_NOTE
     """Facts from discovery."""
     num_legs: int = 0
-    """Legs of this router under way on it."""
+    """Running legs of this router."""
     leg_tokens: int = 0
-    """Prompt tokens of those legs that no output has come for yet."""
+    """Prompt tokens of legs without output."""
     leg_compute_tokens: int = 0
-    """Tokens among ``leg_tokens`` that the worker computes itself."""
+    """Those tokens that the worker computes itself."""
     leg_prompts: int = 0
-    """Legs that ``leg_tokens`` are of."""
     leg_whole_tokens: int = 0
-    """Value of ``leg_tokens`` with nothing cached: a worker counts its waiting tokens so."""
+    """``leg_tokens`` with nothing cached, as a worker counts its waiting tokens."""
     leg_whole_compute_tokens: int = 0
-    """Tokens among ``leg_whole_tokens`` of legs that the worker computes itself."""
+    """Those tokens that the worker computes itself."""
     num_streams: int = 0
-    """Legs with output that go on: the decoding requests, as far as this router knows."""
+    """Legs with output that continue."""
     reported: tuple[int, int] = (0, 0)
-    """``leg_whole_tokens`` and ``leg_whole_compute_tokens`` when the load report came: tokens that
-    it states beyond them are of other routers."""
+    """``leg_whole_tokens`` and ``leg_whole_compute_tokens`` at the last report.
+
+    Tokens beyond them are of other routers.
+    """
     peers_sent: dict[str, Incarnation] | None = None
     received_at: float = 0.0
     """Time of its last beat."""
     throughput: Window = field(default_factory=Window)
-    """Rates of its steps, prompt tokens computed and tokens drawn."""
+    """Rates of its steps, prompt tokens and sampled tokens."""
 
     @property
     def takes_new(self) -> bool:
-        """Return whether new requests may be placed on the worker."""
         return not (self.draining or self.note.leaving)
 
     @property
     def sleeps(self) -> bool:
-        """Return whether the worker last reported that it sleeps: it accepts nothing then."""
+        """Return whether the worker sleeps, as last reported."""
         return self.load is not None and self.load.sleeping
 
     @property
     def name(self) -> str:
-        """Return a name for log lines: role, address, first digits of the incarnation."""
+        """Return role, address and first digits of the incarnation, for logs."""
         return f"{self.role} {self.connection.endpoint} {self.incarnation.hex()[:8]}"

@@ -1,8 +1,7 @@
-"""One ZMQ DEALER socket inside an asyncio loop: frames in, frames out, connected or not.
+"""One ZMQ DEALER socket inside an asyncio loop.
 
-Reads straight from the socket's descriptor and not through ``zmq.asyncio``: its future per message
-costs more than all the rest of a token's way. Frames are opaque here; the connection above parses
-them. Used from the loop's thread alone.
+It reads from the socket's descriptor: ``zmq.asyncio`` makes an expensive future per message. Used
+in the loop's thread.
 """
 
 from __future__ import annotations
@@ -22,23 +21,22 @@ from tandem.protocol.keys import CallKeys, KeyRing
 logger = logging.getLogger(__name__)
 
 _BATCH = 64
-"""Messages read before other tasks of the loop get a turn."""
+"""Messages read before other tasks of the loop run."""
 _BATCH_BYTES = 1 << 18
-"""Bytes of such messages, without the last one's. A worker whose whole cache is dropped reports it
-in many large frames, 16,000 blocks each, which take milliseconds."""
+"""Bytes of such messages, without the last one's."""
 _SEND_QUEUE = 10_000
 _CONNECT_MS = 3_000
 _HANDSHAKE_MS = 5_000
 _RETRY_MS = 100
 _RETRY_MAX_MS = 2_000
-"""Also until a socket that could not be made is tried again."""
+"""Maximum milliseconds until a socket is made again."""
 _CONNECT_AGAIN_MAX_MS = 500
-"""A worker that comes up is seen after half of this in the mean; a refused call costs little."""
+"""Maximum milliseconds until ZMQ connects again."""
 _WORKERS = ("decode", "prefill")
 
 
 class Dealer:
-    """Socket to one address. ZMQ connects it again by itself, and resolves the name again."""
+    """Socket to one address. ZMQ reconnects it, and resolves the name again."""
 
     def __init__(
         self,
@@ -57,9 +55,9 @@ class Dealer:
         self._disconnected = disconnected
         self._curve = curve
         self._failures = 0
-        """Number of sockets whose handshake failed: each tries the next of the workers' keys."""
+        """Sockets with a failed handshake: each tries the next key."""
         self._refusals = 0
-        """Number of sockets whose handshake failed since the last success."""
+        """Failed handshakes since the last success."""
         self._next_key: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
         """Timer while there is no socket."""
@@ -75,16 +73,18 @@ class Dealer:
         except (zmq.ZMQError, InvalidParameter) as error:
             logger.error("no socket for %s, another try soon: %s", self._address, error)
             self.close()
-            self._failures += 1  # it may be the key that cannot be used
+            self._failures += 1  # the key may be unusable
             self._retry = self._loop.call_later(_RETRY_MAX_MS / 1000, self.reopen)
 
     def _connect(self) -> None:
-        """Open the socket. Raises ZMQError if there is no room for a socket, or its key is invalid,
-        and InvalidParameter if no keys could be read yet."""
+        """Open the socket.
+
+        Raises ZMQError without room or for an invalid key, InvalidParameter without keys.
+        """
         socket = self._socket = open_socket(
             self._context, zmq.DEALER, max_bytes=MAX_FRAME_BYTES, unsent=_SEND_QUEUE, unread=0
         )
-        socket.setsockopt(zmq.IMMEDIATE, 1)  # never queue for a process that is not there
+        socket.setsockopt(zmq.IMMEDIATE, 1)  # never queue for a missing process
         socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
         socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
         socket.setsockopt(zmq.RECONNECT_IVL, _RETRY_MS)
@@ -109,16 +109,13 @@ class Dealer:
 
     @property
     def is_refused(self) -> bool:
-        """Return whether no known key of workers has led to a handshake since the last good one.
-        The worker's key then differs from the configured one, or ours is unknown to it."""
+        """Return whether no known key of workers led to a handshake since the last success."""
         if self._curve is None or not self._refusals:
             return False
         return self._refusals > max(1, sum(len(self._curve.public_keys(r)) for r in _WORKERS))
 
     def _try_next_key_soon(self) -> None:
-        """Schedule the next key, once a socket, however often ZMQ retries with the same key
-        meanwhile. Counting those tries too would skip keys; if it skipped as many as there are, the
-        same one would be tried for ever."""
+        """Schedule the next key, once per socket: ZMQ's own retries must not skip keys."""
         if self._next_key is None:
             self._failures += 1
             before, self._refusals = self.is_refused, self._refusals + 1
@@ -130,7 +127,7 @@ class Dealer:
             self._next_key = self._loop.call_later(pause_ms / 1000, self.reopen)
 
     def reopen(self) -> None:
-        """Drop queued frames and start over with a new connection; no callback is called."""
+        """Drop queued frames and reconnect; no callback is called."""
         self.close()
         self._open()
 
@@ -152,24 +149,24 @@ class Dealer:
             monitor.close(0)
 
     def send(self, header: bytes, payload: bytes) -> bool:
-        """Queue one frame; return False when there is no connection or its queue is full."""
+        """Queue one frame; return False without a connection or room."""
         socket = self._socket
         if socket is None:
             return False
         sent = _try_send(socket, header, payload)
         if not sent and socket.getsockopt(zmq.EVENTS):
-            # A pipe that was made since the last look is seen only after the look.
+            # A new pipe is seen only after a poll.
             sent = _try_send(socket, header, payload)
         self._look_again(socket)
         return sent
 
     def _look_again(self, socket: Socket) -> None:
-        """Poll again: a send may swallow the descriptor's signal of frames that came meanwhile."""
+        """Poll again: a send may swallow the signal of received frames."""
         if self._again is None and int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._again = self._loop.call_soon(self._take_turn)
 
     def _on_readable(self) -> None:
-        if self._again is None:  # else the next turn is due already, and one has one at a time
+        if self._again is None:  # else the next turn is due already
             self._take_turn()
 
     def _take_turn(self) -> None:
@@ -205,7 +202,7 @@ class Dealer:
                 return
             if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._refusals = 0
-                if self._next_key is not None:  # ZMQ's own next try got through
+                if self._next_key is not None:  # ZMQ's own retry succeeded
                     self._next_key.cancel()
                     self._next_key = None
                 self._connected()
@@ -213,7 +210,7 @@ class Dealer:
                 self._try_next_key_soon()
             elif event["event"] == zmq.EVENT_DISCONNECTED:
                 while self._drain(socket, _BATCH):
-                    pass  # what came before the end counts
+                    pass  # earlier frames count
                 if not monitor.closed:
                     self._disconnected()
 

@@ -1,8 +1,7 @@
-"""Workers by the pods of a cluster: a list, a watch from there, and a new list every minute.
+"""Workers by the pods of a cluster: a list, a watch, and a new list every minute.
 
-Needs get, list and watch on pods of one namespace. The blocking client runs in a thread of its own;
-the pool is only touched in the loop. While the API server cannot be reached the workers known so
-far stay: their links show which are alive.
+Requires get, list and watch on pods of a namespace. The blocking client runs in its own thread.
+Known workers stay while the API server cannot be reached.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ from tandem.router.workers.connection import WorkerNote
 from tandem.router.workers.pool import WorkerPool
 
 LOOK_AGAIN = 15.0
-"""Seconds between two fresh starts of a link that is down."""
+"""Interval of reconnecting links that are down, in seconds."""
 
 
 async def look_again(pool: WorkerPool, interval: float) -> None:
-    """Reconnect the addresses that are down for a whole ``interval`` (seconds), until cancelled.
+    """Reconnect addresses that are down for ``interval`` seconds, until cancelled.
 
-    Not at once: on two addresses of one worker both would send HELLO, and end each other's links.
+    Not at once: two addresses of one worker would end each other's links.
     """
     down: set[str] = set()
     while True:
@@ -51,26 +50,28 @@ async def look_again(pool: WorkerPool, interval: float) -> None:
 
 
 Pod = Mapping[str, Any]
-"""A Pod as the API server's JSON has it."""
+"""A Pod as JSON of the API server."""
 _ENDED = frozenset({"Succeeded", "Failed"})
 
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """Facts of one pod that discovery uses."""
+    """Facts of a pod for discovery."""
 
     uid: str
     created: str
     endpoint: str | None
-    """``host:port`` of its worker; None while it has no address or after its end."""
+    """``host:port`` of its worker; None without an address or after its end."""
     note: WorkerNote
     leave_ms: int | None = None
-    """Milliseconds until a pod that is being deleted is killed, by the given clock."""
+    """Milliseconds until a deleted pod is killed."""
 
 
 def facts_of(pod: Pod, now: datetime | None = None) -> PodFacts:
-    """Return the facts of a pod. ``now`` is compared with its deletion's time. The rest is never
-    more than its grace period, so that a wrong clock makes a drain shorter and not longer."""
+    """Return the facts of a pod.
+
+    The rest of a deleted pod's time is at most its grace period, even if the clock is wrong.
+    """
     metadata, status = pod["metadata"], pod.get("status") or {}
     labels = metadata.get("labels") or {}
     annotations = metadata.get("annotations") or {}
@@ -107,13 +108,13 @@ def _leave_ms(metadata: Mapping[str, Any], now: datetime) -> int | None:
 
 
 class PodBook:
-    """All pods of one selector, by UID."""
+    """Pods of one selector, by UID."""
 
     def __init__(self) -> None:
         self._pods: dict[str, PodFacts] = {}
 
     def replace(self, pods: Iterable[Pod]) -> None:
-        """Replace all pods by a full list: those that are not in it are removed."""
+        """Replace all pods by a full list."""
         self._pods = {facts.uid: facts for facts in map(facts_of, pods)}
 
     def apply(self, kind: str, pod: Pod) -> None:
@@ -125,7 +126,7 @@ class PodBook:
             self._pods[facts.uid] = facts
 
     def by_endpoint(self) -> dict[str, PodFacts]:
-        """Return the pod at each address: of two with the same one, the younger."""
+        """Return the pod at each address, the younger of two."""
         found: dict[str, PodFacts] = {}
         for facts in sorted(self._pods.values(), key=lambda each: (each.created, each.uid)):
             if facts.endpoint is not None:
@@ -134,14 +135,14 @@ class PodBook:
 
 
 class StaticDiscovery:
-    """``run`` until cancelled."""
+    """Listed addresses; ``run`` until cancelled."""
 
     def __init__(self, pool: WorkerPool, endpoints: Sequence[str]) -> None:
         self._pool = pool
         self._endpoints = tuple(dict.fromkeys(endpoints))
 
     async def run(self, interval: float = LOOK_AGAIN) -> None:
-        """Add all addresses, then reconnect those that stay down for a whole ``interval``."""
+        """Add all addresses, then reconnect those that are down."""
         for endpoint in self._endpoints:
             self._pool.add(endpoint)
         await look_again(self._pool, interval)
@@ -150,7 +151,7 @@ class StaticDiscovery:
 logger = logging.getLogger(__name__)
 
 RELIST = 60.0
-"""Seconds between two full lists: an event that was swallowed is made up for by then."""
+"""Interval of full lists in seconds, to repair lost events."""
 CONNECT_TIMEOUT = 4.0
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 _GONE = 410
@@ -161,14 +162,11 @@ Found = dict[str, PodFacts]
 class ErrorCounter(Protocol):
     """Counter of errors between router and API server."""
 
-    def discovery_failed(self) -> None:
-        """Count one failed list or watch."""
-        ...
+    def discovery_failed(self) -> None: ...
 
 
 class PodWatcher:
-    """Reader of pods in a thread of its own, until stopped; ``told`` is called with all of them
-    after each change, in that thread."""
+    """Reader of pods in its own thread; calls ``told`` with all of them after each change."""
 
     def __init__(
         self,
@@ -191,11 +189,10 @@ class PodWatcher:
         self._thread = threading.Thread(target=self._run, name="pod-watcher", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Request the end; a read under way ends with its own deadline."""
+        """Request the end; a current read ends at its deadline."""
         self._stopping.set()
 
     def _run(self) -> None:
@@ -204,7 +201,7 @@ class PodWatcher:
             try:
                 self._follow(self._list())
                 pause = FIRST_PAUSE
-            except Exception as error:  # whatever it is, the workers known so far go on
+            except Exception as error:  # any error: known workers stay
                 if getattr(error, "status", None) == _GONE:
                     continue
                 self._counter.discovery_failed()
@@ -254,7 +251,7 @@ def _short(error: Exception) -> str:
 
 
 class KubernetesDiscovery:
-    """``run`` until cancelled."""
+    """Addresses from the cluster; ``run`` until cancelled."""
 
     def __init__(
         self, pool: WorkerPool, *, namespace: str, selector: str, counter: ErrorCounter
@@ -266,8 +263,7 @@ class KubernetesDiscovery:
         self._known: Found = {}
 
     async def run(self, interval: float = LOOK_AGAIN) -> None:
-        """Keep the pool's addresses equal to the cluster's, and reconnect those that stay down for
-        a whole ``interval`` (seconds)."""
+        """Keep the pool's addresses equal to the cluster's, and reconnect those that are down."""
         loop = asyncio.get_running_loop()
         latest: asyncio.Queue[Found] = asyncio.Queue()
 
@@ -291,11 +287,7 @@ class KubernetesDiscovery:
             watcher.stop()
 
     def apply(self, found: Found) -> None:
-        """Add, remove and note; a pod that has begun to leave is sent its remaining time.
-
-        All of the pool's addresses are discovery's, also those of one that failed before this
-        began.
-        """
+        """Add, remove and note addresses; a leaving pod gets its remaining time."""
         for endpoint in self._pool.links():
             before, facts = self._known.get(endpoint), found.get(endpoint)
             if facts is None or (before is not None and before.uid != facts.uid):
@@ -311,7 +303,7 @@ class KubernetesDiscovery:
 
 
 def _core_api() -> Any:
-    """Return a client of the API with a kubeconfig, or else with the pod's service account."""
+    """Return a client with a kubeconfig, or with the pod's service account."""
     from kubernetes import client, config
 
     config.load_config()  # type: ignore[no-untyped-call]

@@ -1,7 +1,6 @@
-"""All workers of this router: by address while it looks for them, by incarnation while up.
+"""Workers of this router, by address and, while up, by incarnation.
 
-Owns the connections and the ticking; sends workers the peers to keep links to. Placement reads its
-workers, the dispatcher submits through them.
+Owns the connections, and sends workers the peers to link to.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from tandem.router.workers.rates import Naps
 
 
 def controls_of(worker: Worker, workers: Iterable[Worker]) -> dict[str, Incarnation]:
-    """Return the control sockets (``host:port``) to keep links to, with the incarnation of each."""
+    """Return the control sockets to link to, with their incarnations."""
     able = [
         each
         for each in workers
@@ -57,8 +56,7 @@ def controls_of(worker: Worker, workers: Iterable[Worker]) -> dict[str, Incarnat
 def handoff_peers(
     worker: Worker, workers: Mapping[Incarnation, Worker]
 ) -> Mapping[Incarnation, PeerHealth]:
-    """Return a worker's links by which prompts are handed over to it: a decode worker's to all but
-    decode workers, which only lend. Unknown peers are taken for prefill workers."""
+    """Return a worker's links for hand-offs: to all but known decode workers."""
     if worker.role is not WorkerRole.DECODE:
         return {}
     if not worker.card.pull_peers:
@@ -71,35 +69,31 @@ logger = logging.getLogger(__name__)
 
 _TICKS_PER_BEAT = 4
 DRAIN_SECONDS = 5.0
-"""Seconds that a worker may take to answer that it drains."""
+"""Deadline of a worker's answer that it drains."""
 
 
 class PoolListener(Protocol):
-    """Additional receiver of the pool's events; called in the loop, never blocks."""
+    """Receiver of the pool's events; called in the loop, never blocks."""
 
     def worker_up(self, worker: Worker) -> None:
-        """Note that a worker may get requests from now on."""
+        """Note that a worker may get requests."""
         ...
 
     def worker_lost(self, worker: Worker, reason: str) -> None:
-        """Note that a worker is lost; its keys have been failed."""
+        """Note that a worker is lost; its keys have failed."""
         ...
 
-    def worker_blocks(self, worker: Worker, events: BlockEvents) -> None:
-        """Note changes of a worker's prefix cache."""
-        ...
+    def worker_blocks(self, worker: Worker, events: BlockEvents) -> None: ...
 
 
 class DropCounter(Protocol):
-    """Counts frames that fit nowhere."""
+    """Counter of dropped frames."""
 
-    def dropped(self, reason: str) -> None:
-        """Count one dropped frame, by its reason."""
-        ...
+    def dropped(self, reason: str) -> None: ...
 
 
 class WorkerPool:
-    """``start`` inside the loop that serves; ``add`` and ``remove`` addresses at any time after."""
+    """Pool of workers: ``start`` in the serving loop, then ``add`` and ``remove``."""
 
     def __init__(
         self,
@@ -117,7 +111,7 @@ class WorkerPool:
         self._listener: PoolListener | None = None
         self._links: dict[str, WorkerConnection] = {}
         self._parked: dict[str, str] = {}
-        """Addresses of workers that have a link at another address, and that one."""
+        """Addresses of workers that are linked at another address, and that one."""
         self._notes: dict[str, WorkerNote] = {}
         self._context: LinkContext | None = None
         self._ticker: asyncio.Task[None] | None = None
@@ -125,7 +119,7 @@ class WorkerPool:
         self._drains: set[asyncio.Task[Reply]] = set()
 
     def start(self, listener: PoolListener) -> None:
-        """Begin to tick; ``listener`` receives the events of every worker from now on."""
+        """Begin to tick; ``listener`` receives all events."""
         self._listener = listener
         self._context = LinkContext(
             zmq=roomy(),
@@ -136,7 +130,7 @@ class WorkerPool:
         self._ticker = asyncio.create_task(self._tick(), name="worker-pool-ticks")
 
     async def close(self) -> None:
-        """Fail requests under way and close every socket. May be called twice."""
+        """Fail running requests and close all sockets. May be called twice."""
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.gather(self._ticker, return_exceptions=True)
@@ -148,13 +142,13 @@ class WorkerPool:
             self._context = None
 
     def add(self, endpoint: str) -> None:
-        """Look for a worker at ``host:port`` from now on."""
+        """Connect to ``host:port``."""
         assert self._context is not None, "add() before start()"
         if endpoint not in self._links:
             self._links[endpoint] = WorkerConnection(self._context, endpoint, self)
 
     def remove(self, endpoint: str) -> None:
-        """Forget an address; requests that run there fail."""
+        """Remove an address; its requests fail."""
         self._notes.pop(endpoint, None)
         self._parked.pop(endpoint, None)
         connection = self._links.pop(endpoint, None)
@@ -164,7 +158,7 @@ class WorkerPool:
             self.reconnect(other)
 
     def note(self, endpoint: str, note: WorkerNote) -> None:
-        """Store discovery's facts of the worker at an address, now or once it comes up."""
+        """Store discovery's facts of an address."""
         if self._notes.get(endpoint, NO_NOTE) == note:
             return
         self._notes[endpoint] = note
@@ -175,9 +169,7 @@ class WorkerPool:
 
     @property
     def admitted(self) -> Admitted:
-        """Return the roles' revisions that serve users; None is all. Workers of another protocol do
-        not count: they serve other routers, and clients meet this one only with workers of its
-        own."""
+        """Return the revisions that serve users, of workers with this protocol; None is all."""
         links = self._links
         return admitted_templates(
             note
@@ -186,15 +178,15 @@ class WorkerPool:
         )
 
     def refused(self) -> list[str]:
-        """Return the addresses of workers whose keys do not match ours."""
+        """Return the addresses of workers with other keys."""
         return sorted(where for where, each in self._links.items() if each.is_refused)
 
     def other_wires(self) -> dict[str, str]:
-        """Return the protocols that workers of another protocol report, by their addresses."""
+        """Return other protocols by address."""
         return {where: each.other_wire for where, each in self._links.items() if each.other_wire}
 
     def drain(self, endpoint: str, grace_ms: int) -> None:
-        """Notify the worker at an address that its process ends in ``grace_ms``, if it is up."""
+        """Notify the worker at an address that its process ends in ``grace_ms``."""
         connection = self._links.get(endpoint)
         if connection is None or connection.state is not LinkState.UP:
             return
@@ -209,7 +201,7 @@ class WorkerPool:
             logger.info("a worker that leaves did not answer: %s", task.exception())
 
     def reconnect(self, endpoint: str) -> None:
-        """Resolve the address again, unless a worker answers there or is linked at another one."""
+        """Resolve the address again, unless its worker is linked."""
         other = self._links.get(self._parked.get(endpoint, ""))
         if other is not None and other.state is LinkState.UP:
             return
@@ -218,22 +210,21 @@ class WorkerPool:
             self._links[endpoint].reconnect()
 
     def links(self) -> dict[str, LinkState]:
-        """Return the state of every address."""
         return {endpoint: link.state for endpoint, link in self._links.items()}
 
     def up(self, role: WorkerRole) -> list[Worker]:
-        """Return the workers of a role that take new requests."""
+        """Return the workers of a role that accept requests."""
         return [w for w in self.workers.values() if w.role is role and w.takes_new]
 
     def serving(self, role: WorkerRole) -> list[Worker]:
-        """Return the workers of a role whose revision is admitted."""
+        """Return the workers of a role with an admitted revision."""
         admitted = self.admitted
         return [w for w in self.up(role) if admitted is None or w.note.template in admitted]
 
     async def wait_change(self, timeout: float) -> bool:
-        """Wait until a worker is up, lost, or has changed its links; False at the timeout."""
+        """Wait for a change of a worker or its links; False at the timeout."""
         try:
-            # Not wait_for, which swallows a cancel that comes right behind the change (3.11).
+            # wait_for swallows a cancel right after the change (3.11).
             async with asyncio.timeout(timeout):
                 await self._changed.wait()
         except TimeoutError:
@@ -241,7 +232,7 @@ class WorkerPool:
         return True
 
     def _announce(self) -> None:
-        """Wake all tasks that wait for a change; later waiters wait for the next one."""
+        """Wake all tasks that wait for a change."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -254,13 +245,13 @@ class WorkerPool:
             for connection in list(self._links.values()):
                 try:
                     connection.tick(late)
-                except Exception:  # of one link: without beats all others would be lost, too
+                except Exception:  # of one link: the others still require beats
                     logger.exception("the link to %s failed to tick", connection.endpoint)
 
-    # What connections say.
+    # Callbacks of connections.
 
     def _problem(self, connection: WorkerConnection, card: ModelCard) -> str | None:
-        """Return the reason why a card cannot be used, or None."""
+        """Return the reason that a card cannot be used, or None."""
         if card.role is None:
             return "it names no role"
         if card.fingerprint.version != PROTOCOL_VERSION:
@@ -268,7 +259,6 @@ class WorkerPool:
         return None
 
     def on_up(self, connection: WorkerConnection, card: ModelCard) -> None:
-        """Note WELCOME: the worker is up."""
         known = self.workers.get(connection.incarnation or NO_INCARNATION)
         if known is not None and known.connection is not connection:
             self._park(connection, known.connection.endpoint)
@@ -296,19 +286,19 @@ class WorkerPool:
         self._announce()
 
     def _park(self, connection: WorkerConnection, other: str) -> None:
-        """Park a connection to a worker that has a link at another address. A worker keeps one link
-        to each router, that of the last HELLO: two addresses would end each other's for ever."""
+        """Park a connection to a worker that is linked at another address.
+
+        A worker keeps one link to each router: two addresses would end each other's.
+        """
         why = f"it is the one at {other}"
         logger.warning("worker at %s is not used: %s", connection.endpoint, why)
         self._parked[connection.endpoint] = other
         connection.park(why)
 
     def on_refused(self, connection: WorkerConnection) -> None:
-        """Note that the worker has another protocol, or has no longer: others may serve now."""
         self._announce()
 
     def on_lost(self, connection: WorkerConnection, incarnation: Incarnation, reason: str) -> None:
-        """Note that the link ended."""
         worker = self.workers.get(incarnation)
         if worker is None or worker.connection is not connection:
             return
@@ -319,7 +309,6 @@ class WorkerPool:
         self._announce()
 
     def on_beat(self, connection: WorkerConnection, beat: WorkerBeat) -> None:
-        """Note a beat of the worker, and its load."""
         worker = self._of(connection)
         if worker is None:
             return
@@ -339,13 +328,11 @@ class WorkerPool:
             self._announce()
 
     def on_blocks(self, connection: WorkerConnection, events: BlockEvents) -> None:
-        """Pass on changes of a worker's prefix cache."""
         worker = self._of(connection)
         if worker is not None and self._listener is not None:
             self._listener.worker_blocks(worker, events)
 
     def on_draining(self, connection: WorkerConnection, grace_ms: int) -> None:
-        """Mark a worker that will end: nothing new is placed on it."""
         worker = self._of(connection)
         if worker is not None:
             logger.info("%s drains, for at most %d ms", worker.name, grace_ms)
@@ -361,12 +348,12 @@ class WorkerPool:
     def _tell_peers(self) -> None:
         for worker in self.workers.values():
             controls = controls_of(worker, self.workers.values())
-            # A first set that is empty says only that this router has just begun to look.
+            # An empty first set only shows that this router has just begun to look.
             if controls != (worker.peers_sent or {}):
                 worker.connection.send_peers(controls)
                 worker.peers_sent = controls
 
 
 def _standing(peers: Mapping[Incarnation, PeerHealth]) -> dict[Incarnation, tuple[bool, str]]:
-    """Return the announced parts of the peers' health: not the links' speed or load."""
+    """Return the state of peers without the links' speed and load."""
     return {peer: (health.up, health.reason) for peer, health in peers.items()}

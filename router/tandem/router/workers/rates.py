@@ -1,4 +1,4 @@
-"""Rates from counters that are kept already. Pure: the caller passes the time."""
+"""Rates from existing counters. The caller passes the time."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections import deque
 
 
 class Naps:
-    """Naps of one length, one after the other, inside a loop."""
+    """Sleeps of one length inside a loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         self._loop = loop
         self._seconds = seconds
 
     async def sleep(self) -> float:
-        """Sleep once; return the seconds by which it was too long."""
+        """Sleep once; return the excess in seconds."""
         wake = self._loop.time() + self._seconds
         await asyncio.sleep(self._seconds)
         return max(0.0, self._loop.time() - wake)
@@ -25,7 +25,7 @@ MAX_SAMPLES = 16
 
 
 class Window:
-    """Rates of several counters over the last ``seconds``, by differences of samples."""
+    """Rates of several counters over the last ``seconds``."""
 
     def __init__(self, seconds: float = 5.0) -> None:
         self._spacing = seconds / (MAX_SAMPLES - 1)
@@ -33,7 +33,7 @@ class Window:
         self._seconds = seconds
 
     def note(self, now: float, *counters: float) -> None:
-        """Note the counters' values; a sample too soon after the last one is dropped."""
+        """Note the counters' values; too frequent samples are dropped."""
         if self._samples and now - self._samples[-1][0] < self._spacing:
             return
         self._samples.append((now, counters))
@@ -41,21 +41,20 @@ class Window:
             self._samples.popleft()
 
     def differences(self) -> tuple[float, tuple[float, ...]]:
-        """Return the seconds from the oldest to the latest sample, and the counters'
-        differences."""
+        """Return the seconds from the oldest to the latest sample, and the differences."""
         if len(self._samples) < 2:
             return 0.0, ()
         (began, before), (ended, after) = self._samples[0], self._samples[-1]
         return ended - began, tuple(max(0.0, b - a) for a, b in zip(before, after, strict=True))
 
     def rates(self) -> tuple[float, ...]:
-        """Return each counter's rate per second; () while there is one sample at most."""
+        """Return each rate per second; () with less than two samples."""
         seconds, differences = self.differences()
         return tuple(each / seconds for each in differences) if seconds > 0 else ()
 
 
 class DecayedRate:
-    """Rate of rare events, noted as they come: older events weigh less."""
+    """Rate of rare events; older events weigh less."""
 
     def __init__(self, seconds: float = 5.0) -> None:
         self._seconds = seconds
@@ -63,7 +62,6 @@ class DecayedRate:
         self._at = 0.0
 
     def note(self, amount: float, now: float) -> None:
-        """Add ``amount`` at ``now``."""
         self._value = self.read(now) + amount / self._seconds
         self._at = now
 

@@ -1,1 +1,1 @@
-"""Timelines of calls: kept for a while, cut into parts, and shown."""
+"""Timelines of calls: kept for a while, divided into parts, and shown."""

@@ -1,4 +1,4 @@
-"""Records calls to /v1, from the head to the last byte, and keeps the last records."""
+"""Records of calls to /v1; the last ones are kept."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _VIEW_BYTES = 600
 _LINK_BYTES = 100
 _PACE_BYTES = 350
 _ROW_BYTES = 60
-"""Estimates of the memory of each; they are good enough for a bound."""
+"""Estimate of an entry's memory."""
 
 
 def weigh(recording: Recording) -> int:
-    """Return an estimate of a record's bytes of memory, with the rows that a view may make."""
+    """Return an estimate of a record's memory in bytes, with rows of its views."""
     num_covers = len(recording.marks)
     size = _CALL_BYTES + _MARK_BYTES * len(recording.marks)
     size += len(recording.request_id) + len(recording.path)
@@ -47,40 +47,39 @@ def weigh(recording: Recording) -> int:
             if leg.times is not None:
                 size += _NOTE_BYTES * len(leg.times.notes)
                 num_covers += len(leg.times.notes) + 2
-    # Each begins or ends a part, and what nobody covers is one.
+    # Each begins or ends a part; gaps are parts, too.
     return size + _ROW_BYTES * min(2 * num_covers + 3, MAX_SHORT_PARTS + 1)
 
 
 class Ring:
-    """One per app; used in the loop's thread."""
+    """Records of an app. Used in the loop's thread."""
 
     def __init__(self, max_calls: int, max_bytes: int) -> None:
         self.max_calls = max_calls
         self.max_bytes = max_bytes
         self._open: dict[int, Recording] = {}
-        """Calls under way: as many as there are connections, at most."""
+        """Running calls."""
         self._kept: OrderedDict[int, Recording] = OrderedDict()
         self._parts: TenantParts[int] = TenantParts()
 
     def __len__(self) -> int:
-        """Return the number of records of ended calls."""
         return len(self._kept)
 
     @property
     def held(self) -> int:
-        """Return the bytes of all records of ended calls."""
+        """Return the bytes of all ended calls."""
         return self._parts.num_bytes
 
     def num_kept(self, reader: Tenant) -> int:
-        """Return the number of records of ended calls that ``reader`` may see."""
+        """Return the number of ended calls that ``reader`` may see."""
         return len(self._kept) if reader.is_admin else self._parts.count(reader.id)
 
     def open(self, recording: Recording) -> None:
-        """Add a call; it is not among the last ones yet, but may be found."""
+        """Add a running call."""
         self._open[id(recording)] = recording
 
     def close(self, recording: Recording) -> None:
-        """Close the recording of a call. One without a key is not kept, and evicts no record."""
+        """End a call. One without a key is not kept."""
         name = id(recording)
         self._open.pop(name, None)
         if recording.status == UNAUTHORIZED:
@@ -93,11 +92,11 @@ class Ring:
             del self._kept[gone]
 
     def latest(self, most: int, reader: Tenant) -> list[Recording]:
-        """Return the latest calls that ``reader`` may see, those under way first."""
+        """Return the latest calls that ``reader`` may see, running ones first."""
         return list(islice(self._seen_by(reader), most))
 
     def find(self, request_id: str, reader: Tenant) -> Recording | None:
-        """Return the latest call with that name or answer's id, if ``reader`` may see it."""
+        """Return the latest call with that id or answer's id, if ``reader`` may see it."""
         for recording in self._seen_by(reader):
             name = recording.request_id
             if name == request_id or request_id.endswith(f"-{name}"):
@@ -122,15 +121,14 @@ _OPERATIONS = {
     "/v1/rerank": "rerank",
 }
 _OTHER = "call"
-"""Name of other paths. Names of spans become series of collectors: there are as many as are listed
-here, whatever paths clients request."""
+"""Name of other paths: names become series of collectors, so they are bounded."""
 _SPANS = frozenset(
     {"read body", "parse", "tokenize", "admission", "hash", "turn", "place", "no worker"}
 )
 
 
 def operation_of(path: str) -> str:
-    """Return the conventions' name for a path's operation, or the API's own."""
+    """Return the convention's name of a path's operation, or the API's own."""
     return _OPERATIONS.get(path, _OTHER)
 
 
@@ -199,11 +197,11 @@ def _attributes(recording: Recording, model: str) -> dict[str, Any]:
 HEADER = "x-tandem-timeline"
 ASKED = HEADER.encode()
 MAX_PATH = 256
-"""Characters that a record keeps of a path; the server takes up to 64 KiB of a stranger's."""
+"""Maximum characters of a path in a record."""
 
 
 class Recorder:
-    """One per app, used in the loop's thread; without room for a call it records nothing."""
+    """Recorder of an app. Used in the loop's thread."""
 
     def __init__(
         self,
@@ -213,13 +211,13 @@ class Recorder:
         spans: Spans | None = None,
         model: Callable[[], str] = lambda: "",
     ) -> None:
-        """``model`` names the one that is served, for spans."""
+        """``model`` returns the model's name, for spans."""
         self.ring = Ring(max_calls, max_bytes)
         self._spans = spans
         self._model = model
 
     def open(self, scope: Scope, request_id: str, now: float) -> Recording | None:
-        """Begin a call; return its record, or None if it is not recorded."""
+        """Begin a call; return its record, or None if there is no room."""
         path = scope["path"]
         if scope["method"] != "POST" or not path.startswith("/v1/"):
             return None
@@ -235,13 +233,13 @@ class Recorder:
         return recording
 
     def _join(self, recording: Recording, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Set the trace of a call: the one that it names, or, if spans are sent, a new one."""
+        """Set the trace of a call: the named one, or a new one if spans are sent."""
         named = _all(headers, b"traceparent")
         given = traceparent_of(named[0]) if len(named) == 1 else ""
         recording.traceparent = given
         if self._spans is None:
             return
-        state = ",".join(_all(headers, b"tracestate"))  # one list, in however many headers
+        state = ",".join(_all(headers, b"tracestate"))  # one list, in any number of headers
         name = operation_of(recording.path)
         span = self._spans.begin(name, recording.started, given, state)
         recording.traceparent = span.traceparent
@@ -249,14 +247,13 @@ class Recorder:
             recording.span = span
 
     def close(self, recording: Recording) -> None:
-        """End the record of a call."""
         recording.ended = time.monotonic()
         self.ring.close(recording)
         if self._spans is not None and recording.span is not None:
             self._spans.later(partial(write_spans, recording, self._model()))
 
     def end(self) -> None:
-        """Send the spans that are left."""
+        """Send the remaining spans."""
         if self._spans is not None:
             self._spans.close()
 
@@ -266,10 +263,10 @@ def _all(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> list[str]:
 
 
 def header_of(recording: Recording) -> tuple[bytes, bytes]:
-    """Return the record so far as a header of a whole answer."""
+    """Return the record so far as a header."""
     return ASKED, short(recording, time.monotonic())
 
 
 def comment_of(recording: Recording) -> bytes:
-    """Return the record so far as a comment in a stream of events, which clients skip."""
+    """Return the record so far as a comment in a stream of events."""
     return b": timeline " + short(recording, time.monotonic()) + b"\n\n"

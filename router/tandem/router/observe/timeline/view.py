@@ -1,4 +1,4 @@
-"""A record as JSON: in full for operators, and in short for the client of the call."""
+"""A record as JSON: complete for operators, short for the client of the call."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tandem.router.placement.snapshot import LinkThroughput, PromptFacts, Worker
 from tandem.tracing.recording import AttemptRecord, LegRecord, Recording
 
 BACK_SECONDS = 0.0005
-"""Transport time of a worker's last message to the router, at most, unless it is known better."""
+"""Assumed transport time of a worker's last message, at most."""
 TAKEN_LATE_SECONDS = 0.05
-"""Longer on its way than this: not the way is slow, but the worker does not take it."""
+"""Transport time above which the delay is the worker's."""
 
 DEFAULT, HELD, DECODE, WAY, QUEUE, LOAD, CHUNK, STOPPED, OWN = range(9)
-"""Ranks of stretches: the most specific is the highest."""
+"""Ranks of stretches; the most specific is the highest."""
 _OF_NOTES = {
     "queue": (QUEUE, "queue"),
     "chunk": (CHUNK, "chunk"),
@@ -38,7 +38,7 @@ _OF_NOTES = {
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A stretch of a call that belongs to one party."""
+    """Part of a call that belongs to one party."""
 
     owner: str
     """router, client, or a worker's role."""
@@ -63,7 +63,10 @@ class _Cover:
 
 def placed(leg: LegRecord) -> tuple[float, float] | None:
     """Return the arrival of the attempt at the worker, on the router's clock, and its possible
-    error; None while the worker has reported nothing."""
+    error.
+
+    None while the worker has reported nothing.
+    """
     times, heard = leg.times, leg.heard
     if times is None or heard is None:
         return None
@@ -76,8 +79,10 @@ def placed(leg: LegRecord) -> tuple[float, float] | None:
 
 
 def parts_of(recording: Recording, now: float) -> list[Part]:
-    """Return all parts in the order of their beginnings, from the call's arrival to its end (or
-    ``now``); those spread over the stream of tokens come last."""
+    """Return all parts in order, from the call's arrival to its end or ``now``.
+
+    Those spread over the stream of tokens come last.
+    """
     begin = recording.arrived
     end = recording.ended if recording.ended is not None else now
     covers = _Sweep(_covers(recording, end))
@@ -105,7 +110,7 @@ class _Run:
         return Part(cover.owner, cover.name, self.begin, self.seconds, cover.worker, cover.amount)
 
     def goes_on(self, cover: _Cover) -> bool:
-        """Return whether a stretch of ``cover`` continues this run; a chunk never does."""
+        """Return whether ``cover`` continues this run; a chunk never does."""
         mine = self.cover
         return (
             mine.name == cover.name != "chunk"
@@ -118,12 +123,14 @@ _REST = _Cover(DEFAULT, 0.0, 0.0, "router", "other")
 
 
 _Heap = list[tuple[float, float, int, _Cover]]
-"""The most specific on top, of those the one that began last; ended ones go when they come up."""
+"""Heap with the most specific and latest on top; ended ones are removed at the top."""
 
 
 class _Sweep:
-    """Finds the cover that counts, at one edge after the other. Each is put into a heap and taken
-    out of it once, since a call may have thousands and the router's loop waits meanwhile."""
+    """Search of the relevant cover at each edge in order.
+
+    Each is pushed and popped once: a call may have thousands.
+    """
 
     def __init__(self, covers: Iterator[_Cover]) -> None:
         found = [(each.begin, each.end, each) for each in covers]
@@ -132,15 +139,16 @@ class _Sweep:
         self.edges = {at for each in self._coming for at in each[:2]}
         self._active: _Heap = []
         self._stopped: dict[str, _Heap] = {}
-        """Stopped stretches by worker: which of them counts depends on the request's holder
-        then."""
+        """Stopped stretches by worker; the request's holder decides which counts."""
         self._holds: list[tuple[float, str]] = []
         """Ends of attempts' stretches with a worker, the earliest first."""
         self._holders: Counter[str] = Counter()
 
     def best(self, at: float) -> _Cover:
-        """Return the most specific stretch. If both workers were stopped, it is that of the
-        request's holder: the other one had nothing to do for it."""
+        """Return the most specific stretch.
+
+        If both workers were stopped, it is that of the request's holder.
+        """
         self._enter(at)
         while self._holds and self._holds[0][0] <= at:
             self._holders[heappop(self._holds)[1]] -= 1
@@ -154,7 +162,6 @@ class _Sweep:
         return min(stops, key=lambda each: (self._holders[each[0]] <= 0, each[1]))[1][-1]
 
     def _enter(self, at: float) -> None:
-        """Take in those that have begun."""
         while self._next < len(self._coming) and self._coming[self._next][0] <= at:
             begin, end, cover = self._coming[self._next]
             heap = self._active
@@ -185,8 +192,10 @@ def _join(runs: list[_Run], run: _Run, *, apart: bool) -> None:
 
 
 def _with_stream(recording: Recording, parts: list[Part], since: float) -> list[Part]:
-    """Subtract the work spread over the tokens from the parts of the stream: the router's own work
-    on each, and the client's slowness."""
+    """Subtract work spread over the tokens from the parts of the stream.
+
+    It is the router's work on each token, and the client's delays.
+    """
     inside = [index for index, each in enumerate(parts) if each.begin >= since]
     inside = [index for index in inside if parts[index].name not in _OWN_NAMES]
     total = sum(parts[index].seconds for index in inside)
@@ -255,7 +264,7 @@ def _of_leg(leg: LegRecord, *, paired: bool) -> Iterator[_Cover]:
 
 MAX_CANDIDATES = 64
 MAX_SHORT_PARTS = 48
-"""Parts that a client is sent; the rest are summed up in one."""
+"""Maximum parts in a client's summary; the rest are one part."""
 
 
 def short(recording: Recording, now: float) -> bytes:
@@ -272,7 +281,7 @@ def short(recording: Recording, now: float) -> bytes:
 
 
 def listed(recording: Recording, now: float) -> dict[str, Any]:
-    """Return the fields of one call in a list of calls."""
+    """Return the fields of a call in a list."""
     zero = recording.arrived
     end = recording.ended if recording.ended is not None else now
     return {
@@ -321,8 +330,7 @@ def full(recording: Recording, now: float) -> dict[str, Any]:
 
 
 def _rows(recording: Recording, now: float) -> msgspec.Raw:
-    """Return rows as JSON. Those of an ended call are made once, and again when a worker has
-    reported its part since: views request the same calls every second."""
+    """Return rows as JSON, cached for ended calls until a worker reports."""
     if recording.ended is None:
         return msgspec.Raw(_encoded_rows(recording, now))
     told = sum(leg.times is not None for each in recording.attempts for leg in each.legs)
@@ -332,7 +340,7 @@ def _rows(recording: Recording, now: float) -> msgspec.Raw:
 
 
 def _encoded_rows(recording: Recording, now: float) -> bytes:
-    """Return owner, name, begin and length of each part, in milliseconds; many last ones as one."""
+    """Return owner, name, begin and length of each part in milliseconds."""
     parts = parts_of(recording, now)
     kept = parts[:MAX_SHORT_PARTS]
     rows: list[list[object]] = [[each.owner, each.name, *_times(each, recording)] for each in kept]
@@ -414,7 +422,7 @@ def _note(note: Note, came: float) -> dict[str, Any]:
 
 
 def _candidates(attempt: AttemptRecord) -> list[dict[str, Any]]:
-    """Return each worker that was up when the attempt was placed, with the numbers that decided."""
+    """Return each worker that was up at the placement, with its numbers."""
     scene = attempt.scene
     if not isinstance(scene, Scene):
         return []

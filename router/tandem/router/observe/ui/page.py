@@ -1,8 +1,6 @@
-"""``/ui`` and ``/docs``, and the files that they are made of.
+"""``/ui`` and ``/docs``, and their files.
 
-They hold no data of the service, so they require no key. The page shows answers that do require
-one, which its user enters. Nothing is loaded from any other host; the policy sent with each file
-makes browsers enforce that.
+They contain no data, so they require no key. A policy forbids loading from other hosts.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ _KINDS = {
 }
 _STATIC = {each.name: each.read_bytes() for each in (files(__package__) / "static").iterdir()}
 _PAGES = {"index.html": ("/ui",), "docs.html": ("/docs", "/redoc")}
-"""Pages by their files, at their own paths."""
+"""Paths of pages, by file."""
 
 
 def _serve(name: str) -> None:

@@ -1,6 +1,4 @@
-"""The operator: one LLMService becomes router, prefill and decode pods, and stays that way.
+"""The operator: makes router, prefill and decode pods of an LLMService, and keeps them so.
 
-``api/`` holds the custom resources' types without kopf or kubernetes, ``desired/`` the pure
-builders of children, ``rollout`` and ``status`` the pure decisions; the rest talks to a cluster.
-Started by ``tandem operator``.
+``api/`` has the resources' types, ``desired/`` builds children, ``decide/`` decides; both are pure.
 """

@@ -1,4 +1,4 @@
-"""Times as Kubernetes writes them (RFC 3339, UTC, whole seconds), as seconds since the epoch."""
+"""Times as Kubernetes writes them (RFC 3339, UTC), as seconds since the epoch."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def micro_time_text(seconds: float) -> str:
 
 
 def parse_time(text: str) -> float:
-    """Text as seconds since the epoch."""
+    """Return a text as seconds since the epoch."""
     return datetime.fromisoformat(text).timestamp()

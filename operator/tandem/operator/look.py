@@ -1,8 +1,7 @@
-"""The record of one look at a service: its reasons, the time of its phases, its calls.
+"""The record of one look at a service: its reasons, phases and calls.
 
-The caller of a look opens a ``LookRecord`` and makes it the current one of its thread; the code of
-each part enters its phase. Without a record that costs one read of a variable. Spans are made from
-records by ``reconcile.traced``; this module does not know them.
+The caller makes a ``LookRecord`` current in its thread; other code enters phases.
+``reconcile.traced`` makes spans of records.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from enum import StrEnum
 
 Key = tuple[str, str]
 Beside = Callable[[Key, Iterable[str]], AbstractContextManager[None]]
-"""Context of a block of work for a service outside looks, given the service and the reasons."""
+"""Context of work for a service outside looks, given service and reasons."""
 MAX_CALLS = 256
-"""Calls of one look that are recorded one by one; further ones are counted."""
+"""Maximum recorded calls of a look; further ones are counted."""
 READS = frozenset({"GET"})
 
 
@@ -38,43 +37,42 @@ class Trigger(StrEnum):
 
 @dataclass(slots=True)
 class Phase:
-    """Phase of a look, on the process's monotonic clock."""
+    """Phase of a look, in seconds of the monotonic clock."""
 
     name: str
     begin: float
     end: float | None = None
-    """End of the phase; None while it lasts."""
+    """None while it lasts."""
     failure: str | None = None
-    """Error that it met, whether or not the look went on."""
+    """Error in the phase, even if the look continued."""
 
 
 @dataclass(slots=True, frozen=True)
 class ApiCall:
-    """One call to the API server, as it was sent."""
+    """One call to the API server."""
 
     method: str
     path: str
     name: str
-    """Name of the object that it sends, if the path has none; else empty."""
+    """Name of the sent object if the path has none."""
     content_type: str
     dry_run: bool
     begin: float
-    """Seconds on the process's monotonic clock, as ``end``."""
+    """Seconds of the monotonic clock, as ``end``."""
     end: float
     status: int
     """HTTP status; 0 without an answer."""
     phase: Phase | None
-    """Phase of the look in which it was sent."""
 
     @property
     def writes(self) -> bool:
-        """Return whether it was to change objects of the API server."""
+        """Return whether it was to change objects."""
         return self.method not in READS and not self.dry_run
 
 
 @dataclass(slots=True, eq=False)
 class LookRecord:
-    """Record of one look, or of one piece of work outside looks."""
+    """Record of one look, or of work outside looks."""
 
     name: str
     key: Key
@@ -83,22 +81,22 @@ class LookRecord:
     started: float = field(default_factory=time.time)
     """Time of ``began`` on the wall clock."""
     generation: int | None = None
-    """Generation of the service's spec; None if the look did not come so far."""
+    """Generation of the service's spec; None if unknown."""
     phases: list[Phase] = field(default_factory=list)
     calls: list[ApiCall] = field(default_factory=list)
     dropped: int = 0
-    """Number of calls that were not recorded."""
+    """Calls that were not recorded."""
     num_writes: int = 0
     num_reads: int = 0
     ended: float | None = None
     again: float | None = None
-    """Seconds until the next look that it requested."""
+    """Seconds until the requested next look."""
     failure: str | None = None
     failure_type: str | None = None
 
     @property
     def is_notable(self) -> bool:
-        """Return whether it tried to write, or failed; other looks are not traced."""
+        """Return whether it tried to write, or failed; only such looks are traced."""
         return self.num_writes > 0 or self.failure is not None
 
     def enter(self, name: str) -> None:
@@ -109,7 +107,7 @@ class LookRecord:
         self.phases.append(Phase(name, now))
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the record; with ``error`` it failed."""
+        """End the record, as failed with ``error``."""
         self.ended = time.monotonic()
         if self.phases:
             self.phases[-1].end = self.ended
@@ -130,7 +128,7 @@ _CURRENT: ContextVar[LookRecord | None] = ContextVar("look", default=None)
 
 @contextmanager
 def recording(record: LookRecord) -> Iterator[None]:
-    """Make ``record`` the thread's current one within the block, and record how the block ended."""
+    """Make ``record`` the thread's current one within the block, and end it."""
     token = _CURRENT.set(record)
     try:
         yield
@@ -144,21 +142,21 @@ def recording(record: LookRecord) -> Iterator[None]:
 
 
 def enter(phase: str) -> None:
-    """Begin the current look's next phase, if a record is kept."""
+    """Begin the current look's next phase."""
     record = _CURRENT.get()
     if record is not None:
         record.enter(phase)
 
 
 def met(error: BaseException) -> None:
-    """Record an error in the current look's phase, which goes on."""
+    """Record an error in the current phase, which continues."""
     record = _CURRENT.get()
     if record is not None and record.phases:
         record.phases[-1].failure = str(error)
 
 
 def saw(generation: int) -> None:
-    """Record the generation of the spec that the current look is about."""
+    """Record the generation of the spec of the current look."""
     record = _CURRENT.get()
     if record is not None:
         record.generation = generation
@@ -174,8 +172,10 @@ def called(
     begin: float,
     status: int,
 ) -> None:
-    """Record a call to the API server that has ended. ``name`` is that of an object which it was to
-    make, and ``begin`` is in seconds on the monotonic clock."""
+    """Record a call to the API server that has ended.
+
+    ``name`` is that of a new object; ``begin`` is in seconds of the monotonic clock.
+    """
     record = _CURRENT.get()
     if record is None:
         return

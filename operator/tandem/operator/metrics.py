@@ -9,14 +9,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 _STATUSES = ("0", "403", "404", "409", "422", "429", "500", "503", "504", "bug")
-"""Statuses of failures that have a series from the start, at 0; others get one with their first."""
+"""Statuses of failures with a series from the start."""
 
 
 class OperatorMetrics:
-    """All metrics of one process, in a registry of its own."""
+    """Metrics of one process, in its own registry."""
 
     def __init__(self, repaired: Iterable[str] = ()) -> None:
-        """Make the metrics; ``repaired`` are the kinds of children that may be repaired."""
+        """``repaired``: kinds of children that may be repaired."""
         self.registry = CollectorRegistry()
         prefix, registry = "tandem_operator:", self.registry
         self.duration = Histogram(
@@ -31,7 +31,7 @@ class OperatorMetrics:
             ["status"],
             registry=registry,
         )
-        for status in _STATUSES:  # of a series that begins at 1 no increase is seen
+        for status in _STATUSES:  # a series that begins at 1 shows no increase
             self.errors.labels(status)
         self.depth = Gauge(f"{prefix}queue_depth", "Services in the queue.", registry=registry)
         self.last_success = Gauge(
@@ -74,8 +74,7 @@ class OperatorMetrics:
             "LLMServices last listed; -1 before the first list, as of a standby.",
             registry=registry,
         )
-        self.services.set(-1)  # 0 would be an operator with nothing to do
+        self.services.set(-1)  # 0 would be an idle operator
 
     def text(self) -> bytes:
-        """Return the exposition."""
         return generate_latest(self.registry)

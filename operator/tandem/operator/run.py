@@ -1,6 +1,6 @@
 """The operator's process: wait for the Lease, then watch, list and reconcile until a signal.
 
-The standby runs the election, the probes and nothing else: no kopf, no list. Called by cli/.
+A standby runs only the election and the probes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from tandem.operator.settings import OperatorSettings, usual_pod_host
 from tandem.tracing.spans import Spans
 
 Check = Callable[[], str | None]
-"""None while all is well, else what is wrong."""
+"""Returns None, or a problem."""
 
 
 class _Listener(ThreadingHTTPServer):
@@ -61,14 +61,14 @@ class _Listener(ThreadingHTTPServer):
         super().__init__((host, port), handler)
 
     def server_bind(self) -> None:
-        """Bind without asking the DNS for this machine's name, which may take its time."""
+        """Bind without a DNS lookup of this machine's name, which may be slow."""
         take_both_families(self.socket)
         TCPServer.server_bind(self)
         self.server_name, self.server_port = "", self.server_address[1]
 
 
 class Server:
-    """Binds at once, so that a taken port is an error at the start; serves from ``start`` on."""
+    """Server of probes and metrics: binds at once, serves from ``start`` on."""
 
     def __init__(self, port: int, metrics: OperatorMetrics, alive: Check, ready: Check) -> None:
         checks = {"/livez": alive, "/readyz": ready}
@@ -83,15 +83,12 @@ class Server:
 
     @property
     def port(self) -> int:
-        """Return the bound port."""
         return int(self._server.server_address[1])
 
     def start(self) -> None:
-        """Answer from now on."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -119,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name it overrides
-        """Drop the log line: probes come every few seconds."""
+        """Drop the log line."""
 
 
 logger = logging.getLogger(__name__)
@@ -127,13 +124,13 @@ logger = logging.getLogger(__name__)
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 LEASE_TIMEOUT = 4.0
 STALE_LISTS = 3
-"""Periodic lists that may fail in a row before the process counts as dead."""
+"""Failed periodic lists in a row after which the process counts as dead."""
 CRD_WAIT = 2.0
 FINISH_SECONDS = 15.0
 
 
 class Operator:
-    """One replica of the operator."""
+    """Replica of the operator."""
 
     def __init__(self, settings: OperatorSettings) -> None:
         self._settings = settings
@@ -155,8 +152,7 @@ class Operator:
         self._server = Server(settings.port, self._metrics, self._alive, self._ready)
 
     def run(self) -> int:
-        """Run until SIGTERM or SIGINT (0), or until kopf or a working thread ends (1); return the
-        exit status."""
+        """Run until SIGTERM or SIGINT (0), or until kopf or a thread ends (1)."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop.set())
         self._server.start()
@@ -208,7 +204,7 @@ class Operator:
         )
         listing = _thread(self._resync.run, self._stop)
         while not self._stop.is_set() and not self._resync.filled.wait(0.2):
-            pass  # nobody looks at half of what is there
+            pass  # incomplete data is not used
         look = self._tracer.looks(reconciler, self._queue.why)
         working = [
             _thread(queues.work, self._queue, look, self._metrics)
@@ -229,7 +225,7 @@ class Operator:
         finally:
             self._stop.set()
             self._queue.stop()
-            for thread in working:  # a look in progress ends before the Lease is given back
+            for thread in working:  # a current look ends before the Lease is released
                 thread.join(timeout=FINISH_SECONDS)
             probes.close()
             repairs.close()
@@ -238,7 +234,7 @@ class Operator:
             reach.close()
 
     def _await_crds(self) -> None:
-        """Wait until a served namespace answers; others may have been deleted."""
+        """Wait until a served namespace answers; others may be deleted."""
         while not any(map(self._has_crds, self._settings.namespaces or (None,))):
             if self._stop.wait(CRD_WAIT):
                 return
@@ -281,15 +277,16 @@ def _spans(settings: OperatorSettings, instance: str) -> Spans | None:
 
 
 def ended(duties: Mapping[str, Sequence[threading.Thread]]) -> str | None:
-    """Return a duty of which a thread has ended, or None while all of them live. A thread that
-    ended by itself does not come back: another process must begin."""
+    """Return a duty of which a thread has ended, or None.
+
+    Another process must begin then.
+    """
     dead = (duty for duty, threads in duties.items() if not all(t.is_alive() for t in threads))
     return next(dead, None)
 
 
 def _thread(target: Callable[..., object], *arguments: object) -> threading.Thread:
-    """Return a started thread that ends with the process: kopf takes seconds to end, and only adds
-    keys that no worker takes any more."""
+    """Return a started daemon thread: kopf takes seconds to end."""
     thread = threading.Thread(target=target, args=arguments, daemon=True)
     thread.start()
     return thread

@@ -1,8 +1,6 @@
 """Series of each service: conditions, replicas, links, keys, restarts.
 
-Read from the store when ``/metrics`` is scraped: a deleted service leaves no series, and a standby,
-whose store is empty, shows none. Bounded: of very many services the first by name are shown, and
-the others counted. Called by ``run``.
+They are read from the store at each scrape. Beyond a bound, services are only counted.
 """
 
 from __future__ import annotations
@@ -23,11 +21,11 @@ from tandem.operator.desired.naming import Manifest
 from tandem.protocol.names import LABEL_COMPONENT, LABEL_ROLE, LABEL_SERVICE
 
 _REMEMBERED = 50_000
-"""Remembered containers of deleted pods; one that only seemed deleted is not counted twice."""
+"""Maximum remembered containers of deleted pods."""
 _Container = tuple[str, str]
 """UID of its pod, and its name."""
 Total = tuple[Key, str]
-"""A service and a role; ``model`` is the role of the container that fetches it."""
+"""Service and role; ``model`` is the role of the fetching container."""
 
 
 class Restarts:
@@ -36,18 +34,18 @@ class Restarts:
     def __init__(self) -> None:
         self._since = time.time()
         self._has_looked = False
-        """Whether a look has found any pod yet."""
+        """Whether a look has found a pod."""
         self._seen: OrderedDict[_Container, int] = OrderedDict()
         self._totals: Counter[Total] = Counter()
         self._lock = threading.Lock()
 
     def look(self, pods: Iterable[Manifest], services: set[Key]) -> dict[Total, int]:
-        """Return the totals of ``services`` after the pods' counts; others are forgotten."""
+        """Return the totals of ``services`` with the pods' counts; others are dropped."""
         with self._lock:
             num_now = 0
             for total, container, count, created in _counts(pods):
                 num_now += 1
-                # Lists come one after the other: an older pod may be met in a later look.
+                # An older pod may appear in a later list.
                 is_old = not self._has_looked or created < self._since
                 before = self._seen.get(container, count if is_old else 0)
                 self._totals[total] += max(0, count - before)
@@ -62,7 +60,7 @@ class Restarts:
 
 
 def _counts(pods: Iterable[Manifest]) -> Iterator[tuple[Total, _Container, int, float]]:
-    """Yield each container's total, key, restarts, and the creation time of its pod."""
+    """Yield each container's total, key, restarts, and its pod's creation time."""
     for pod in pods:
         metadata, status = pod["metadata"], pod.get("status") or {}
         labels = metadata.get("labels") or {}
@@ -77,27 +75,26 @@ def _counts(pods: Iterable[Manifest]) -> Iterator[tuple[Total, _Container, int, 
 
 
 MAX_SERVICES = 500
-"""Services with series of their own, each with about thirty."""
+"""Maximum services with series, of about thirty each."""
 _OWN = ("llmservice_namespace", "llmservice")
 _TRUTH = {"True": 1.0, "False": 0.0}
 _UNKNOWN = -1.0
 
 
 class ServiceGauges(Collector):
-    """Series of all services, made again for each scrape."""
+    """Series of all services, made for each scrape."""
 
     def __init__(self, store: Store, most: int = MAX_SERVICES) -> None:
-        """Start the gauges; at most ``most`` services have series."""
+        """``most``: maximum number of services with series."""
         self._store = store
         self._most = most
         self._restarts = Restarts()
 
     def describe(self) -> Iterator[Metric]:
-        """Return the families, empty: the registry asks before there is a service."""
+        """Return empty families: the registry asks before there is a service."""
         yield from _families()
 
     def collect(self) -> Iterator[Metric]:
-        """See Collector."""
         condition, replicas, links, keys, restarts, left_out = _families()
         shown = {}
         services = sorted(self._store.all(SERVICE), key=_place)

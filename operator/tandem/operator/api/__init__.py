@@ -1,8 +1,4 @@
-"""The custom resources as types: LLMService and LLMRoleScaler of ``tandem.dev/v1alpha1``.
-
-Needs neither kopf nor a Kubernetes client, so that the command line, the manifests and tests can
-import it. CRD manifests are generated from here (``crd``).
-"""
+"""The custom resources of ``tandem.dev/v1alpha1`` as types, without kopf or a Kubernetes client."""
 
 from tandem.operator.api.roles import LLMRoleScalerSpec, LLMRoleScalerStatus
 from tandem.operator.api.service import LLMServiceSpec

@@ -1,7 +1,6 @@
 """The CustomResourceDefinitions, made from the types: ``python -m tandem.operator.api.crd``.
 
-Writes manifests/crds (plain) and charts/tandem/templates/crds (the same, kept by Helm when a
-release is uninstalled, behind a switch). A test fails when the files differ from the types.
+Writes manifests/crds and, with Helm's switches, charts/tandem/templates/crds.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _STRUCTS = {kind.__name__: kind for kind in RULES}
 
 
 def structural(kind: type) -> dict[str, Any]:
-    """Schema of ``kind`` with everything inlined; ``kind``'s docstring is its description."""
+    """Return the schema of ``kind``, inlined; ``kind``'s docstring is its description."""
     (schema,), components = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
     return _convert(schema, components)
 
@@ -43,7 +42,7 @@ def _convert(schema: dict[str, Any], components: dict[str, Any]) -> dict[str, An
     if result.get("type") == "integer":
         result.setdefault("format", "int64" if result.get("maximum", 2**40) > 2**31 else "int32")
     if not result.get("required", True):
-        del result["required"]  # the API server keeps no empty list: each apply would then conflict
+        del result["required"]  # the API server drops empty lists: each apply would conflict
     if "enum" in result:
         result.setdefault("type", "string")
     if "properties" in result:
@@ -58,7 +57,7 @@ def _convert(schema: dict[str, Any], components: dict[str, Any]) -> dict[str, An
 
 
 def _resolved(schema: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
-    """The schema with its reference and its one alternative to null merged in; its own keys win."""
+    """Return the schema with its reference and its one alternative to null merged in."""
     own = {key: value for key, value in schema.items() if key not in ("$ref", "anyOf", "allOf")}
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
@@ -81,7 +80,7 @@ def _rules(name: str) -> dict[str, Any]:
 
 
 MAX_BYTES = 150 << 10
-"""Helm releases and the annotation of client-side apply have limits; stay well below."""
+"""Maximum bytes, below the limits of Helm releases and client-side apply."""
 
 _KEEP = "helm.sh/resource-policy"
 
@@ -121,7 +120,7 @@ SCALER_COLUMNS = [
 
 
 def service_crd() -> dict[str, Any]:
-    """CustomResourceDefinition of LLMService."""
+    """Return the CustomResourceDefinition of LLMService."""
     spec = {**structural(LLMServiceSpec), "description": "Desired state."}
     status = {
         **structural(LLMServiceStatus),
@@ -143,7 +142,7 @@ def service_crd() -> dict[str, Any]:
 
 
 def scaler_crd() -> dict[str, Any]:
-    """CustomResourceDefinition of LLMRoleScaler, with its /scale."""
+    """Return the CustomResourceDefinition of LLMRoleScaler, with its /scale."""
     spec = {
         **structural(LLMRoleScalerSpec),
         "description": "Desired state, written by an autoscaler.",
@@ -207,7 +206,7 @@ def _crd(
 
 
 def manifests() -> dict[str, str]:
-    """Text of every generated file, by its path from the repository's root."""
+    """Return the text of every generated file, by its path in the repository."""
     files = {}
     for crd in (service_crd(), scaler_crd()):
         name = f"{crd['spec']['names']['plural']}.yaml"
@@ -218,8 +217,7 @@ def manifests() -> dict[str, str]:
 
 
 def _chart_text(crd: dict[str, Any]) -> str:
-    """A CRD that a release installs unless somebody else's is there: another release's, or one of
-    kubectl's, which Helm would refuse to take over."""
+    """Return a CRD that a release installs unless another owner has installed it."""
     name = crd["metadata"]["name"]
     asked = f'include "tandem.installsCrd" (dict "name" "{name}" "root" .)'
     return f"{{{{- if {asked} }}}}\n{_text(crd)}{{{{- end }}}}\n"
@@ -233,7 +231,7 @@ def _text(crd: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Write the files below the current folder, and say how big the CRDs are."""
+    """Write the files below the current folder, and print the CRDs' sizes."""
     for path, text in manifests().items():
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(text)

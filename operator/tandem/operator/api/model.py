@@ -1,4 +1,4 @@
-"""``spec.model``: what is served, and where its files come from."""
+"""``spec.model``: the served model, and the source of its files."""
 
 from __future__ import annotations
 

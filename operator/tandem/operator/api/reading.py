@@ -1,7 +1,6 @@
 """Objects of the API server as types.
 
-msgspec builds what it knows of a type at its first use, and two threads that do so at once bring
-the interpreter down (seen with 0.22). So that is done here, while this module is imported.
+The decoders are built at import: msgspec crashes if two threads build one at once.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ _BUILT = (msgspec.json.Decoder(LLMServiceSpec), msgspec.json.Decoder(LLMServiceS
 
 
 class Unreadable(TandemError, ValueError):
-    """A spec that is not what this version's types say; the message names the field."""
+    """The spec does not fit this version's types; the message names the field."""
 
 
 def spec_of(resource: dict[str, Any]) -> LLMServiceSpec:
-    """The spec of an LLMService. Raises Unreadable."""
+    """Return the spec of an LLMService. Raises Unreadable."""
     if "spec" not in resource:
         raise Unreadable("spec: it is missing")
     try:
@@ -34,7 +33,7 @@ def spec_of(resource: dict[str, Any]) -> LLMServiceSpec:
 
 
 def status_of(resource: dict[str, Any]) -> LLMServiceStatus:
-    """The status as it is; one of another version that cannot be read is made anew."""
+    """Return the status; an empty one if it cannot be read."""
     try:
         return msgspec.convert(resource.get("status") or {}, LLMServiceStatus)
     except msgspec.ValidationError:

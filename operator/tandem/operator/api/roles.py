@@ -1,4 +1,4 @@
-"""``spec.prefill``, ``spec.decode`` and ``spec.router``: how many pods of what shape."""
+"""``spec.prefill``, ``spec.decode`` and ``spec.router``."""
 
 from __future__ import annotations
 

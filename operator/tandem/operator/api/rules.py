@@ -1,7 +1,7 @@
 """CEL rules by type that the API server enforces, each with a message.
 
-A rule stands at the type whose fields it compares, so that a message's path is short and the cost
-is counted once. Rules may be loosened in later versions and never tightened.
+A rule belongs to the type whose fields it compares. Later versions may loosen rules, never tighten
+them.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from tandem.operator.api.service import Engine, LLMServiceSpec, Tracing
 from tandem.operator.api.transfer import KVTransfer, NodeLocalVolume
 
 MAX_NAME = 36
-"""Children and labels have 63 characters, and need room for role and revision."""
+"""Maximum characters: names of children append role and revision, up to 63."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One CEL rule; ``at`` is the field that the API server's message names."""
+    """CEL rule; ``at`` is the field that the API server's message names."""
 
     rule: str
     message: str
     at: str = ""
 
     def manifest(self) -> dict[str, str]:
-        """Return the rule in the form of x-kubernetes-validations."""
+        """Return the rule for x-kubernetes-validations."""
         path = {"fieldPath": self.at} if self.at else {}
         return {"rule": self.rule, "message": self.message, **path}
 
 
 _DRAWS = "(!has(self.task) || self.task == 'Generate')"
-"""Whether tokens are asked for."""
+"""Whether tokens are generated."""
 _MEMBERS = {
     SourceType.IMAGE: "image",
     SourceType.CLAIM: "persistentVolumeClaim",
@@ -73,7 +73,7 @@ _ENDPOINT = (
     r"(:([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]))?"
     r"(/[^?#\s]*)?$"
 )
-"""URLs of servers: a host, at most a port and a path."""
+"""URLs of servers: a host, optionally a port and a path."""
 _BY_NETWORK = "(has(self.connector) && self.connector in ['NIXL', 'TCP'])"
 _FOLDER_USED = (
     "(has(self.nodeLocal.volume)"
@@ -315,4 +315,3 @@ RULES: dict[type, tuple[Rule, ...]] = {
         ),
     ),
 }
-"""Rules by the type at which they stand."""

@@ -1,4 +1,4 @@
-"""``LLMService.spec`` as a whole, with the parts that belong to no role."""
+"""``LLMService.spec`` as a whole, with the parts outside of roles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``LLMService.status``: what is, as the operator last saw it."""
+"""``LLMService.status``."""
 
 from __future__ import annotations
 

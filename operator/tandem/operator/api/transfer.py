@@ -1,4 +1,4 @@
-"""``spec.kvTransfer``: how KV travels from prefill to decode workers."""
+"""``spec.kvTransfer``: the transfer of KV from prefill to decode workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import Meta, field
 from tandem.operator.api.values import Api, ClaimRef, DnsName, Seconds, doc
 
 PeerCount = Annotated[int, Meta(ge=1, le=256)]
-"""Of one worker's links beside those of hand-offs."""
+"""Links of one worker in addition to those of hand-offs."""
 
 
 class Connector(StrEnum):

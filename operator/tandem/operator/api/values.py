@@ -1,7 +1,6 @@
-"""Scalars and references that fields of the resources are made of, each with its bounds.
+"""Scalars and references in fields of the resources, with their bounds.
 
-Every string and list that a validation rule touches has a length: the API server counts a rule's
-worst case from them. Called by the other modules of ``api`` only.
+Every string and list in a validation rule has a length, which bounds the rule's cost.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ _HOST = rf"({_LABEL}(\.{_LABEL})*|\[[a-fA-F0-9:]+\])"
 _TAG = r"[A-Za-z0-9_][-A-Za-z0-9_.]{0,127}"
 _DIGEST = r"[a-z0-9]+([+._-][a-z0-9]+)*:[0-9a-fA-F]{32,128}"
 IMAGE = rf"^({_HOST}(:[0-9]{{1,5}})?/)?{_NAME}(/{_NAME})*(:{_TAG})?(@{_DIGEST})?$"
-"""Image references by the grammar of OCI's distribution specification."""
+"""Image references by OCI's distribution specification."""
 QUANTITY = r"^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]+(\.[0-9]*)?)?$"
-"""Kubernetes' quantities, none below zero."""
+"""Kubernetes' quantities, at least zero."""
 
 _CONTAINER = {
     "name": "string",
@@ -74,7 +73,7 @@ _TEXTS: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
 
 
 def resources_schema() -> Schema:
-    """Return the schema of a container's resources: quantities by name, and claims."""
+    """Return the schema of a container's resources."""
     quantity: Schema = {"x-kubernetes-int-or-string": True, "pattern": QUANTITY}
     quantities: Schema = {"type": "object", "nullable": True, "additionalProperties": quantity}
     return {
@@ -88,7 +87,7 @@ def resources_schema() -> Schema:
 
 
 def pod_template_schema() -> Schema:
-    """Schema of podTemplate."""
+    """Return the schema of podTemplate."""
     return {
         "type": "object",
         **_OPEN,
@@ -148,7 +147,6 @@ def _fields(kinds: dict[str, str], path: str) -> Schema:
 
 
 def _kind(kind: str) -> Schema:
-    """A schema by its short name."""
     anything: Schema = {"type": "object", **_OPEN}
     if kind == "map":
         return anything
@@ -176,7 +174,7 @@ class Api(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaul
 
 
 def doc(text: str, **schema: Any) -> Meta:
-    """Description of a field, with further keys of its schema."""
+    """Return the description of a field, with further keys of its schema."""
     return Meta(description=text, extra_json_schema=schema or None)
 
 
@@ -251,7 +249,7 @@ _RESERVED = (
     "deployment.kubernetes.io/revision",
     "kubectl.kubernetes.io/last-applied-configuration",
 )
-"""Keys that Tandem, kubectl and Kubernetes' controllers set themselves."""
+"""Keys that Tandem, kubectl and Kubernetes' controllers set."""
 
 
 def _keys(kind: str) -> dict[str, Any]:

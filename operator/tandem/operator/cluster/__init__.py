@@ -1,4 +1,4 @@
-"""The API server: its client, what is read of a service, and what is written back."""
+"""The API server: its client, reads of a service, and writes."""
 
 from tandem.operator.cluster.client import KINDS, Cluster, ClusterError
 

@@ -1,7 +1,6 @@
-"""Bring children to their wanted state: apply, create, prune. Called by ``reconcile``.
+"""Writes of children: apply, create, prune.
 
-An object whose live version and wanted content are those of the last apply is left alone; any other
-object is applied again. So an edit by hand lasts only until its event arrives.
+An object is applied unless its live version and wanted content are those of the last apply.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     name: str
     owner: str
-    """Owner of the object, as text for a condition."""
+    """Owner of the object, for a condition."""
     passes: bool
     """Whether the garbage collector is about to remove it."""
 
     def message(self) -> str:
-        """Return the problem and its remedy, as a sentence for a condition."""
+        """Return the problem and its remedy, for a condition."""
         text = f"{self.kind} {self.name} is there already and belongs to {self.owner}"
         if self.passes:
             return f"{text}; waiting until it is collected"
@@ -59,7 +58,7 @@ def is_owned(item: Manifest, uid: str) -> bool:
 
 
 def owner_uid(manifest: Manifest) -> str:
-    """Return the UID of the LLMService that a child of ours names as its controller."""
+    """Return the UID of the LLMService that controls a child."""
     owner = controller_of(manifest)
     assert owner is not None, manifest["metadata"]["name"]
     uid: str = owner["uid"]
@@ -67,10 +66,9 @@ def owner_uid(manifest: Manifest) -> str:
 
 
 def is_ours(item: Manifest, owner: Identity) -> bool:
-    """Return whether an object belongs to a service: directly, or for pods through their maker.
+    """Return whether an object belongs to a service; pods belong to it through their owner.
 
-    A pod's ReplicaSet or Job is not read: its name is enough, since it is made from that of a
-    child.
+    A pod's ReplicaSet or Job is recognized by its name.
     """
     if item["kind"] != "Pod":
         return is_owned(item, owner.uid)
@@ -111,7 +109,7 @@ def _owner_text(item: Manifest, *, earlier: bool) -> str:
 
 
 def held_by_apply(item: Manifest) -> list[Manifest] | None:
-    """Return managedFields with the operator's writes as one apply; None if they are so already."""
+    """Return managedFields with the operator's writes as one apply; None if they are."""
     entries: list[Manifest] = item["metadata"].get("managedFields") or []
     written = [each for each in entries if _is_ours(each) and each["operation"] == "Update"]
     if not written:
@@ -129,7 +127,6 @@ def _is_ours(entry: Manifest) -> bool:
 
 
 def _union(one: Any, other: Any) -> Any:
-    """Return the union of two sets of fields; a set is a tree of maps."""
     result = copy.deepcopy(one)
     for key, value in other.items():
         result[key] = _union(result[key], value) if key in result else copy.deepcopy(value)
@@ -137,22 +134,19 @@ def _union(one: Any, other: Any) -> Any:
 
 
 _CHANGED = (404, 409)
-"""Statuses of the API server for an object that has changed since it was read."""
+"""Statuses for an object that has changed since it was read."""
 _REMEMBERED = 50_000
-"""Most objects whose apply is remembered; forgetting one costs an apply that changes nothing."""
+"""Maximum objects whose apply is remembered."""
 PRUNED = ("ControllerRevision", "Deployment", "Job", "LLMRoleScaler", "NetworkPolicy", "Secret")
-"""Kinds of which children can become superfluous while the service lives."""
+"""Kinds of children that can become superfluous."""
 Problem = Taken | Refused
-"""Reason why a child is not in its wanted state."""
 
 
 class Applier:
-    """Writer of children that remembers what it wrote. One per operator; thread-safe.
+    """Writer of children that remembers what it wrote. Thread-safe.
 
-    An object that a snapshot does not have is made by a POST, which fails if the name is taken. An
-    object that it has is written under its UID, which fails if another object has the name
-    meanwhile. So an object of another owner is never written to, whatever happens between a look
-    and a write.
+    An absent object is made by a POST, which fails if the name is taken. An existing one is written
+    under its UID. So an object of another owner is never written.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -160,9 +154,10 @@ class Applier:
         self._written: dict[tuple[str, str], tuple[str, str]] = {}
 
     def apply(self, wanted: Iterable[Manifest], live: Snapshot) -> list[Problem]:
-        """Apply the children that differ. Names with another owner are left alone, and an object
-        that the API server refuses does not stop the others. Raises ClusterError if the API server
-        is not reached."""
+        """Apply the children that differ, and return the problems.
+
+        Names with another owner are skipped. Raises ClusterError if the API server is not reached.
+        """
         return [each for one in wanted if (each := self._apply_one(one, live)) is not None]
 
     def _apply_one(self, manifest: Manifest, live: Snapshot) -> Problem | None:
@@ -194,15 +189,15 @@ class Applier:
         uid, version = there["metadata"]["uid"], there["metadata"]["resourceVersion"]
         if self._written.get((manifest["kind"], uid)) == (version, content):
             return None
-        if is_tampered(there):  # first, since a policy may refuse what a hand wrote, also to us
+        if is_tampered(there):  # first: a policy may refuse a tampered object, also to us
             there = self._cluster.replace(untampered(manifest, there))
-        shared = is_tampered(there)  # somebody else owns, too, what is as it shall be
+        shared = is_tampered(there)  # another manager owns correct fields, too
         held = held_by_apply(there)
         if held is not None:
             self._cluster.write_fields(there, held)
         known = {**manifest, "metadata": {**manifest["metadata"], "uid": uid}}
         result = self._cluster.apply(known)
-        if is_tampered(result) and not shared:  # since it was read: its event will be no news
+        if is_tampered(result) and not shared:  # tampered since it was read: the event will be old
             raise ClusterError(
                 409, "Conflict", f"{manifest['kind']} {result['metadata']['name']} was edited"
             )
@@ -223,12 +218,12 @@ class Applier:
         self._written[(result["kind"], metadata["uid"])] = (metadata["resourceVersion"], content)
 
     def create(self, wanted: Iterable[Manifest], live: Snapshot) -> list[Problem]:
-        """Make absent objects, and never write to them again. Raises ClusterError as ``apply``."""
+        """Make absent objects, without later writes. Raises ClusterError as ``apply``."""
         found = [self.ensure(each, live) for each in wanted]
         return [each for each in found if not isinstance(each, dict)]
 
     def ensure(self, manifest: Manifest, live: Snapshot) -> Manifest | Problem:
-        """Return our object of this name: the existing one, or this one, made now."""
+        """Return our object of this name, made now if it is absent."""
         try:
             return self._ensured(manifest, live)
         except ClusterError as error:
@@ -243,8 +238,10 @@ class Applier:
         return there if is_owned(there, owner_uid(manifest)) else taken(there, manifest)
 
     def rewrite(self, live: Snapshot, owner_uid: str) -> list[Problem]:
-        """Rewrite ControllerRevisions that an earlier release wrote in another form than Go's: the
-        garbage collector cannot remove their owner reference (see ``canonical``)."""
+        """Rewrite ControllerRevisions of earlier releases in Go's form.
+
+        The garbage collector cannot remove their owner reference otherwise.
+        """
         found: list[Problem] = []
         for item in list(live.of("ControllerRevision")):
             if is_sorted(item.get("data")) or not is_owned(item, owner_uid):
@@ -270,7 +267,7 @@ class Applier:
         return found
 
     def strangers(self, wanted: Iterable[Manifest], live: Snapshot) -> list[Taken]:
-        """Return the names of ``wanted`` with another owner; write nothing. Raises ClusterError."""
+        """Return the names of ``wanted`` with another owner. Raises ClusterError."""
         absent = [
             each for each in wanted if live.find(each["kind"], each["metadata"]["name"]) is None
         ]
@@ -298,7 +295,7 @@ class Applier:
         return found
 
     def refusal(self, manifest: Manifest) -> str | None:
-        """Return the API server's refusal of an object, by a dry run, or None."""
+        """Return the API server's refusal of an object in a dry run, or None."""
         try:  # an apply answers 500 to an unknown field
             self._cluster.create(manifest, dry_run=True)
         except ClusterError as error:
@@ -308,7 +305,9 @@ class Applier:
         return None
 
     def refusal_of_pods(self, manifest: Manifest) -> str | None:
-        """Return the API server's refusal of a workload's pods, next to all that run, or None."""
+        """Return the API server's refusal of a workload's pods in addition to all others, or
+        None.
+        """
         template = manifest["spec"]["template"]
         pod = {
             "apiVersion": "v1",

@@ -1,7 +1,6 @@
-"""Client of the API server, for the few verbs and kinds that the operator uses.
+"""Client of the API server, for the verbs and kinds of the operator.
 
-A thin layer over the official client's transport and authentication: objects stay plain
-dictionaries, so that no field of an answer is lost. Blocking; called from threads only.
+Objects stay dictionaries, so that no field is lost. Blocking; for threads only.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ KINDS = {
     "Service": ("/api/v1", "services"),
     "ServiceAccount": ("/api/v1", "serviceaccounts"),
 }
-"""Path and plural of every kind that the operator touches."""
+"""Path and plural by kind."""
 
 
 class ClusterError(TandemError):
@@ -66,7 +65,7 @@ class ClusterError(TandemError):
 
 
 class Cluster:
-    """One connection pool to one API server."""
+    """Connection pool to one API server."""
 
     def __init__(
         self,
@@ -76,11 +75,10 @@ class Cluster:
         kubeconfig: Path | None = None,
         fence: Fence | None = None,
     ) -> None:
-        """Make a client. With a ``fence`` nothing is written while that is closed."""
+        """``fence``: nothing is written while it is closed."""
         settings = client.Configuration()
         _authenticate(settings, kubeconfig)
-        # The proxy is found once. A token's refresh would look for it at every call, through an
-        # environment that another thread may be changing.
+        # The proxy is found once: the environment may change in another thread.
         settings._proxy_from_env = False
         settings.connection_pool_maxsize = pool
         settings.retries = 0
@@ -89,7 +87,6 @@ class Cluster:
         self._fence = fence
 
     def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
-        """Return one object, or None."""
         try:
             return {"kind": kind, **self._call("GET", _path(kind, namespace, name))}
         except ClusterError as error:
@@ -98,7 +95,7 @@ class Cluster:
             raise
 
     def items(self, kind: str, namespace: str | None, selector: str = "") -> list[Manifest]:
-        """Return the objects of a namespace, or of the whole cluster for None."""
+        """Return the objects of a namespace, or of the cluster for None."""
         query = {"labelSelector": selector} if selector else {}
         found: list[Manifest] = self._call("GET", _path(kind, namespace), query)["items"]
         return found
@@ -106,7 +103,7 @@ class Cluster:
     def page(
         self, kind: str, namespace: str | None, *, selector: str, limit: int, token: str
     ) -> Manifest:
-        """Return at most ``limit`` objects of a list; its metadata has the next page's token."""
+        """Return at most ``limit`` objects; the metadata has the next page's token."""
         query = {"limit": str(limit), "labelSelector": selector, "continue": token}
         given = {name: value for name, value in query.items() if value}
         return self._call("GET", _path(kind, namespace), given)
@@ -114,10 +111,9 @@ class Cluster:
     def apply(
         self, manifest: Manifest, *, subresource: str = "", dry_run: bool = False
     ) -> Manifest:
-        """Apply an object server-side under the operator's name, strictly validated; return it.
+        """Apply an object server-side, strictly validated; return the result.
 
-        The result is the object after the write, or as it would be in a dry run. With a UID in its
-        metadata the object must be that one: else 409, and nothing is written.
+        With a UID in its metadata the object must have it, else 409.
         """
         query = {"fieldManager": MANAGER, "force": "true", "fieldValidation": "Strict"}
         if dry_run:
@@ -126,7 +122,7 @@ class Cluster:
         return self._call("PATCH", path, query, manifest, _APPLY)
 
     def create(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest | None:
-        """Make an object; None if it exists already."""
+        """Make an object; None if it exists."""
         metadata = manifest["metadata"]
         path = _path(manifest["kind"], metadata["namespace"])
         query = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
@@ -140,14 +136,14 @@ class Cluster:
             raise
 
     def replace(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
-        """Write an object back; refused with 409 when it changed since it was read."""
+        """Write an object back; 409 if it changed since it was read."""
         query = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
         if dry_run:
             query["dryRun"] = "All"
         return self._call("PUT", _path_of(manifest), query, manifest, _JSON)
 
     def patch(self, kind: str, namespace: str, name: str, body: Manifest) -> Manifest | None:
-        """Send a merge patch; None when the object is gone."""
+        """Send a merge patch; None if the object does not exist."""
         query = {"fieldManager": MANAGER}
         try:
             return self._call("PATCH", _path(kind, namespace, name), query, body, _MERGE)
@@ -157,8 +153,10 @@ class Cluster:
             raise
 
     def patch_pod_status(self, namespace: str, name: str, body: Manifest) -> Manifest | None:
-        """Send a strategic merge patch of a pod's status, by the types of its conditions; None when
-        the pod is gone. With a UID in the patch the pod must be that one: else it is refused."""
+        """Send a strategic merge patch of a pod's status; None if the pod does not exist.
+
+        With a UID in the patch the pod must have it.
+        """
         path = _path("Pod", namespace, name, "status")
         try:
             return self._call("PATCH", path, {"fieldManager": MANAGER}, body, _STRATEGIC)
@@ -168,10 +166,7 @@ class Cluster:
             raise
 
     def write_fields(self, item: Manifest, entries: list[Manifest]) -> Manifest:
-        """Set the managers of an object's fields; return the object afterwards.
-
-        Refused with 409 when it changed since it was read.
-        """
+        """Set the managers of an object's fields; 409 if it changed since it was read."""
         metadata = item["metadata"]
         steps = [
             {"op": "replace", "path": "/metadata/managedFields", "value": entries},
@@ -185,9 +180,9 @@ class Cluster:
         return self._call("PATCH", path, {"fieldManager": MANAGER}, steps, _STEPS)
 
     def delete(self, kind: str, namespace: str, name: str, *, uid: str | None = None) -> None:
-        """Delete an object and, in the background, its dependents; an absent object is accepted.
+        """Delete an object and, in the background, its dependents. An absent one is accepted.
 
-        With ``uid`` only that object is deleted: another one of its name stays.
+        ``uid`` deletes only that object.
         """
         body: Manifest = {"propagationPolicy": "Background"}
         if uid is not None:
@@ -238,8 +233,9 @@ class Cluster:
         content_type: str,
         seconds: float,
     ) -> tuple[int, bytes]:
-        """Return status and answer of one call that may take ``seconds``, and no longer than calls
-        of this client may. Raises ClusterError if there is no answer."""
+        """Return status and answer of one call within ``seconds``. Raises ClusterError without an
+        answer.
+        """
         headers: dict[str, Any] = {"Accept": _JSON, "Content-Type": content_type}
         patience = min(seconds, self._timeout)
         try:  # the token is a file that is read again
@@ -264,9 +260,8 @@ def _encoded(body: Manifest | list[Manifest] | None) -> bytes | None:
 
 
 def _authenticate(settings: client.Configuration, kubeconfig: Path | None) -> None:
-    """Authenticate as a pod's own account, else by the given kubeconfig or $KUBECONFIG.
-
-    Raises ClusterError.
+    """Authenticate by the pod's account, else by the kubeconfig or $KUBECONFIG. Raises
+    ClusterError.
     """
     given = None if kubeconfig is None else str(kubeconfig)
     try:
@@ -316,32 +311,32 @@ def _path_of(manifest: Manifest, subresource: str = "") -> str:
 
 
 REFUSALS = (400, 403, 422)
-"""Statuses of the API server for an object that it does not accept as it is."""
+"""Statuses for an object that is not accepted."""
 _OF_ALL = (0, 401)
-"""Statuses without connection or without authentication: they concern no single object."""
+"""Statuses that concern no single object: no connection, or no authentication."""
 _BUSY = 429
-"""Status of an overloaded API server: another write would add to the load."""
+"""Status of an overloaded API server."""
 _LATE = "ReadTimeoutError"
-"""Reason of an error without an answer in time, on a connection that exists."""
+"""Reason of a timeout on an open connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A write that was refused, while others go on."""
+    """Refused write; others continue."""
 
     what: str
-    """Kind and name of a child, or another object of the request."""
+    """Kind and name of the object."""
     error: ClusterError
     passes: bool
-    """Whether the error does not concern the object as it is: it may be accepted later."""
+    """Whether it may be accepted later without a change."""
 
     def message(self) -> str:
-        """Return the refused object and the API server's message, for a condition."""
+        """Return the object and the API server's message, for a condition."""
         return f"{self.what}: {self.error.message or self.error}"
 
 
 def refused(what: str, error: ClusterError) -> Refused:
-    """Return the refusal of a write. Raises the error if any other write would meet it too."""
+    """Return the refusal of a write. Raises the error if it concerns all writes."""
     if error.status in (*_OF_ALL, _BUSY):
         raise error
     look.met(error)
@@ -349,8 +344,10 @@ def refused(what: str, error: ClusterError) -> Refused:
 
 
 def unanswered(what: str, error: ClusterError) -> Refused:
-    """Return the refusal of a question, which stays open. Raises the error if there is no
-    connection. A dry run may last longer than the timeout, since it waits for webhooks."""
+    """Return the refusal of a question, which stays open. Raises the error without a connection.
+
+    A dry run may exceed the timeout, since it waits for webhooks.
+    """
     if error.status in _OF_ALL and error.reason != _LATE:
         raise error
     look.met(error)

@@ -1,7 +1,4 @@
-"""Kubernetes events: on transitions of conditions, and for other actions of the operator.
-
-Called by ``reconcile`` and ``probes.reach``.
-"""
+"""Kubernetes events about conditions and actions of the operator."""
 
 from __future__ import annotations
 
@@ -21,9 +18,9 @@ _PASSING = {
     Reason.STARTING,
     Reason.SUSPENDED,
 }
-"""Reasons that pass by themselves or were asked for: no warning."""
+"""Reasons that are temporary or requested: no warning."""
 _UNREMARKABLE = _PASSING | {Reason.HEALTHY, Reason.NOT_NEEDED, Reason.STABLE}
-"""Reasons without an event when a service is new."""
+"""Reasons without an event for a new service."""
 _SILENT = {ConditionType.SCALING_ACTIVE, ConditionType.KV_FABRIC_READY}
 _MAX_NOTE = 1024
 

@@ -1,8 +1,6 @@
-"""Which writes may still begin: none of a replica that may have lost the Lease.
+"""Writes are allowed only while this replica surely holds the Lease.
 
-A write that is on its way when another replica begins to lead would undo what that one does. So a
-write begins only while the Lease surely holds and may take no longer than that, and the Lease is
-given back only when none is on its way. Moved on by ``loop.leader``; asked by ``client``.
+A late write would undo another leader's. The Lease is released when no write is in progress.
 """
 
 from __future__ import annotations
@@ -16,11 +14,11 @@ from tandem.protocol.errors import TandemError
 
 
 class FencedOff(TandemError):
-    """The Lease may be another's by now: nothing is written."""
+    """The Lease may belong to another replica: nothing is written."""
 
 
 class Fence:
-    """Closed until ``open_until`` is called, and for good after ``close``. Thread-safe."""
+    """Closed until ``open_until``, and after ``close``. Thread-safe."""
 
     def __init__(self) -> None:
         self._until = float("-inf")
@@ -29,16 +27,13 @@ class Fence:
         self._changed = threading.Condition()
 
     def open_until(self, moment: float) -> None:
-        """Let writes go on until ``moment`` by the monotonic clock."""
+        """Allow writes until ``moment`` of the monotonic clock."""
         with self._changed:
             self._until = moment
 
     @contextmanager
     def writing(self) -> Iterator[float]:
-        """Hold the Lease back while writing; yields the seconds that the write may take.
-
-        Raises FencedOff when none may begin.
-        """
+        """Keep the Lease during a write; yield its maximum seconds. Raises FencedOff."""
         with self._changed:
             left = self._until - time.monotonic()
             if self._closed or left <= 0:
@@ -52,7 +47,7 @@ class Fence:
                 self._changed.notify_all()
 
     def close(self, seconds: float) -> bool:
-        """Let no further write begin, and wait for those on their way; whether all have ended."""
+        """Refuse further writes, and wait for current ones; return whether all have ended."""
         with self._changed:
             self._closed = True
             return self._changed.wait_for(lambda: self._writing == 0, seconds)

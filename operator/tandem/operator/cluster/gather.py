@@ -1,5 +1,4 @@
-"""Snapshot of a service's children from the store, and the objects that its spec names, read from
-the API server. Called by ``reconcile`` in a thread."""
+"""Snapshot of a service's children from the store, and objects that its spec names."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ from tandem.operator.desired.policy import node_local_volume
 def snapshot(store: Store, owner: Identity, since: str) -> Snapshot:
     """Return all children of a service that was made at ``since``.
 
-    Objects with the label that are not the service's own are left out: those of another owner, or
-    of an earlier service of the same name that is about to be collected.
+    Labelled objects of other owners, or of an earlier service of the same name, are omitted.
     """
     by_kind: dict[str, dict[str, Manifest]] = {kind: {} for kind in CHILDREN}
     for item in store.children((owner.namespace, owner.name)):
@@ -32,7 +30,7 @@ def snapshot(store: Store, owner: Identity, since: str) -> Snapshot:
         if not is_ours(item, owner):
             continue
         if kind == "Pod" and metadata["creationTimestamp"] < since:
-            continue  # owned by ReplicaSets: their age tells
+            continue  # their ReplicaSets own them: their age decides
         by_kind[kind][metadata["name"]] = item
     return Snapshot(by_kind)
 
@@ -50,9 +48,10 @@ class _Known(msgspec.Struct, frozen=True):
 
 
 class References:
-    """Objects that services name in addition to their children, read from the API server seldom:
-    Secrets and claims of users are not watched. A missing one is read again soon at first, then
-    once a minute."""
+    """Secrets and claims of users, which are not watched but read at intervals.
+
+    Missing ones are read again soon at first, then once a minute.
+    """
 
     def __init__(self, cluster: Cluster, seconds: float) -> None:
         self._cluster = cluster
@@ -60,9 +59,11 @@ class References:
         self._known: dict[Key, _Known] = {}
 
     def missing(self, key: Key, spec: LLMServiceSpec) -> tuple[str | None, Refused | None]:
-        """Return a Secret or claim that does not exist, as ``Reason: message``. If the API server
-        does not answer the read, return the last known missing one and the error. Raises
-        ClusterError if it is not reached."""
+        """Return a missing Secret or claim, as ``Reason: message``.
+
+        If the API server does not answer, return the last known one and the error. Raises
+        ClusterError.
+        """
         try:
             return self._missing(key, spec), None
         except ClusterError as error:
@@ -84,12 +85,11 @@ class References:
         return missing
 
     def forget(self, key: Key) -> None:
-        """Forget a service that is gone."""
         self._known.pop(key, None)
 
 
 def missing_reference(cluster: Cluster, namespace: str, spec: LLMServiceSpec) -> str | None:
-    """Return a Secret or claim of the spec that does not exist, as ``Reason: message``."""
+    """Return a missing Secret or claim of the spec, as ``Reason: message``."""
     for name, key, field in _secrets(spec):
         secret = cluster.get("Secret", namespace, name)
         if secret is None:
@@ -128,7 +128,7 @@ def _claims(spec: LLMServiceSpec) -> Iterable[tuple[str, str]]:
     if cache is not None and cache.persistent_volume_claim is not None:
         yield cache.persistent_volume_claim.claim_name, "spec.model.cache"
     volume = spec.kv_transfer.node_local.volume
-    mounted = node_local_volume(spec) is not None  # with mode Disabled nobody mounts it
+    mounted = node_local_volume(spec) is not None  # with mode Disabled it is not mounted
     if mounted and volume is not None and volume.persistent_volume_claim is not None:
         claim = volume.persistent_volume_claim.claim_name
         yield claim, "spec.kvTransfer.nodeLocal.volume"

@@ -1,5 +1,4 @@
-"""A client whose answers go into the store at once, so that each look reads its own last write,
-however late the watch is. Called as ``Cluster`` is."""
+"""Client that stores its own answers at once, so that reads include the last write."""
 
 from __future__ import annotations
 
@@ -11,14 +10,14 @@ from tandem.operator.desired.naming import Manifest
 
 
 class Mirror(Cluster):
-    """Client that writes and reads like ``Cluster``, and puts the answers into ``store``."""
+    """``Cluster`` that puts answers into ``store``."""
 
     def __init__(self, store: Store, **given: Any) -> None:
         super().__init__(**given)
         self._store = store
 
     def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
-        """Return one object, or None; the store is at least as new from now on."""
+        """Return one object, or None; the store is at least as new afterwards."""
         before = self._store.known(kind, (namespace, name))
         found = super().get(kind, namespace, name)
         if found is not None:
@@ -30,32 +29,26 @@ class Mirror(Cluster):
     def apply(
         self, manifest: Manifest, *, subresource: str = "", dry_run: bool = False
     ) -> Manifest:
-        """Server-side apply."""
         result = super().apply(manifest, subresource=subresource, dry_run=dry_run)
         return result if dry_run else self._heard(manifest["kind"], result)
 
     def create(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest | None:
-        """Make an object; None when it is there already."""
         made = super().create(manifest, dry_run=dry_run)
         return made if dry_run or made is None else self._heard(manifest["kind"], made)
 
     def replace(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
-        """Write an object back."""
         result = super().replace(manifest, dry_run=dry_run)
         return result if dry_run else self._heard(manifest["kind"], result)
 
     def patch(self, kind: str, namespace: str, name: str, body: Manifest) -> Manifest | None:
-        """Merge patch; None when the object is gone."""
         found = super().patch(kind, namespace, name, body)
         return None if found is None else self._heard(kind, found)
 
     def patch_pod_status(self, namespace: str, name: str, body: Manifest) -> Manifest | None:
-        """Strategic merge patch; None when the pod is gone."""
         found = super().patch_pod_status(namespace, name, body)
         return None if found is None else self._heard("Pod", found)
 
     def write_fields(self, item: Manifest, entries: list[Manifest]) -> Manifest:
-        """Set the managers of an object's fields."""
         return self._heard(item["kind"], super().write_fields(item, entries))
 
     def _heard(self, kind: str, item: Manifest) -> Manifest:

@@ -1,8 +1,6 @@
-"""Repair of a deleted or edited child at once, next to the looks at its service.
+"""Immediate repair of a deleted or edited child, next to the looks at its service.
 
-A look reads everything and may run already; on a busy node that takes seconds. The manifests of the
-last look are still right when a watch reports one child as wrong, and their write takes two
-requests. The service is looked at afterwards all the same. Fed by ``watch`` and ``reconcile``.
+The manifests of the last look are still right, and their write takes two requests.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ _THREADS = 2
 
 
 class _Wanted(msgspec.Struct, frozen=True):
-    """Children of one service as the last look wanted them, by kind and name."""
+    """Children of one service as of the last look, by kind and name."""
 
     uid: str
     applied: dict[tuple[str, str], Manifest]
@@ -48,7 +46,7 @@ class Repairs:
         metrics: OperatorMetrics,
         repairing: Beside = unrecorded,
     ) -> None:
-        """Start without children. Each repair runs in ``repairing``, given service and reason."""
+        """``repairing``: context of each repair, given service and reason."""
         self._cluster = cluster
         self._applier = applier
         self._wake = wake
@@ -59,25 +57,24 @@ class Repairs:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="repairs")
 
     def want(self, key: Key, uid: str, objects: Objects) -> None:
-        """Set the wanted children; to be called before any other child is deleted."""
+        """Set the wanted children, before any other child is deleted."""
         wanted = _Wanted(uid, _by_name(objects.applied), _by_name(objects.created))
         with self._lock:
             self._wanted[key] = wanted
 
     def forget(self, key: Key) -> None:
-        """Forget a service that is gone."""
         with self._lock:
             self._wanted.pop(key, None)
 
     def heard(self, key: Key, child: Manifest, *, deleted: bool) -> None:
-        """Handle a changed child: repair it if it is known to be wrong, then wake its service."""
+        """Handle a changed child: repair it if it is wrong, then wake its service."""
         manifest = self._wrong(key, child, deleted=deleted)
         if manifest is None:
             self._wake(key)
             return
         try:
             self._pool.submit(self._repair, key, manifest, None if deleted else child)
-        except RuntimeError:  # closed: this replica leads no more
+        except RuntimeError:  # closed: this replica is not the leader
             self._wake(key)
 
     def _wrong(self, key: Key, child: Manifest, *, deleted: bool) -> Manifest | None:
@@ -89,7 +86,7 @@ class Repairs:
         name = (child["kind"], child["metadata"]["name"])
         if deleted:
             return wanted.applied.get(name) or wanted.created.get(name)
-        if not is_owned(child, wanted.uid):  # a look tells whose it is
+        if not is_owned(child, wanted.uid):  # a look determines the owner
             return None
         return wanted.applied.get(name) if is_tampered(child, by_scaling=True) else None
 
@@ -101,14 +98,13 @@ class Repairs:
             if done:
                 self._metrics.repairs.labels(kind).inc()
                 logger.info("%s/%s: %s %s was put right", *key, kind, name)
-        except ClusterError as error:  # the look that follows tries again
+        except ClusterError as error:  # the next look tries again
             logger.warning("%s/%s: %s %s: %s", *key, kind, name, error)
         finally:
             self._wake(key)
 
     def _put_right(self, key: Key, kind: str, name: str, live: Manifest | None) -> bool:
-        """Write one child as the last look wanted it; return whether it was wrong and is
-        repaired."""
+        """Write one child as wanted; return whether it was wrong and is repaired."""
         if self._is_over(key):
             return False
         there = Snapshot({} if live is None else {kind: {name: live}})
@@ -125,10 +121,10 @@ class Repairs:
         for each in found:
             if isinstance(each, Refused):
                 raise each.error
-        return not found  # the look that follows says so in the status
+        return not found  # the next look reports it in the status
 
     def _is_over(self, key: Key) -> bool:
-        """Return whether the children are deleted because their service is."""
+        """Return whether the children are deleted with their service."""
         resource = self._cluster.get("LLMService", *key)
         with self._lock:
             wanted = self._wanted.get(key)
@@ -138,7 +134,6 @@ class Repairs:
         return metadata["uid"] != wanted.uid or "deletionTimestamp" in metadata
 
     def close(self) -> None:
-        """Stop all repairs."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 

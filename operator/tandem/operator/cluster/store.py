@@ -1,10 +1,7 @@
-"""Store of services and their children from watches, lists and our own writes: the input of looks.
+"""Store of services and their children from watches, lists and our own writes.
 
-The newest version of an object wins, from any source, so that a late event never hides our own
-write; versions of an API server can be compared as numbers (KEP-5504). A deleted object stays
-deleted: UIDs are remembered for a while. Objects are stored as JSON, slimmed: a tenth of their size
-as dictionaries, and no reader can change them. Filled by ``watch``, ``resync`` and ``mirror``; read
-by ``gather``.
+The newest version of an object wins (KEP-5504). Deleted UIDs are remembered for a while. Objects
+are stored as slim JSON.
 """
 
 from __future__ import annotations
@@ -19,12 +16,12 @@ from tandem.operator.desired.naming import Manifest
 from tandem.protocol.names import CANARY_TOKEN_FILE, LABEL_SERVICE
 
 _WRITTEN_BY_OTHERS = ("Job", "LLMRoleScaler", "LLMService", "Pod", "ControllerRevision", "Secret")
-"""Kinds whose managers of fields are never read."""
+"""Kinds whose managers of fields are not read."""
 _POD_STATUS = ("phase", "podIP", "conditions", "containerStatuses", "initContainerStatuses")
 
 
 def slim(kind: str, item: Manifest) -> Manifest:
-    """Return the object without fields that no look reads, and with its kind, which lists omit."""
+    """Return the object with its kind, and without fields that are not read."""
     kept = {**item, "kind": kind}
     if kind in _WRITTEN_BY_OTHERS:
         kept["metadata"] = {k: v for k, v in item["metadata"].items() if k != "managedFields"}
@@ -42,7 +39,6 @@ def slim(kind: str, item: Manifest) -> Manifest:
 
 
 Key = tuple[str, str]
-"""Namespace and name of a service."""
 SERVICE = "LLMService"
 CHILDREN = (
     "ConfigMap",
@@ -59,10 +55,10 @@ CHILDREN = (
     "Service",
     "ServiceAccount",
 )
-"""Kinds of children, all found by one label."""
+"""Kinds of children, found by one label."""
 KINDS = (SERVICE, *CHILDREN)
 _GONE = 20_000
-"""Number of remembered UIDs of deleted objects; an event is late by seconds, not by so many."""
+"""Remembered UIDs of deleted objects."""
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -78,9 +74,9 @@ class Store:
     def __init__(self) -> None:
         self._objects: dict[str, dict[Key, _Entry]] = {kind: {} for kind in KINDS}
         self._children: dict[Key, set[tuple[str, str]]] = {}
-        """Kind and name of every child, by service."""
+        """Kind and name of children, by service."""
         self._gone: OrderedDict[str, int] = OrderedDict()
-        """Version at which an object was gone, by UID."""
+        """Version at which an object was deleted, by UID."""
         self._lock = threading.Lock()
 
     def put(self, kind: str, item: Manifest) -> Key | None:
@@ -113,8 +109,7 @@ class Store:
         return True
 
     def drop(self, kind: str, place: Key, uid: str, version: str) -> Key | None:
-        """Remove the object of this UID, which is gone by ``version`` or has lost our label; return
-        its service if that is new."""
+        """Remove a deleted object; return its service if that is new."""
         gone = _number(version)
         with self._lock:
             self._remember_gone(uid, gone)
@@ -127,8 +122,7 @@ class Store:
     def replace(
         self, kind: str, namespace: str | None, items: Iterable[Manifest], version: str
     ) -> set[Key]:
-        """Store a whole list (of a namespace, or of the cluster), made at ``version``; return the
-        services of objects whose change was not known."""
+        """Store a list of a namespace or the cluster; return the services of unknown changes."""
         listed, changed = set(), set()
         for item in items:
             metadata = item["metadata"]
@@ -146,13 +140,12 @@ class Store:
         return {each for each in changed if each is not None}
 
     def find(self, kind: str, namespace: str, name: str) -> Manifest | None:
-        """Return one object, or None."""
         with self._lock:
             entry = self._objects[kind].get((namespace, name))
         return None if entry is None else msgspec.json.decode(entry.data)
 
     def children(self, service: Key) -> list[Manifest]:
-        """Return all objects with the service's label in its namespace."""
+        """Return all objects of the service."""
         with self._lock:
             found = [
                 self._objects[kind][(service[0], name)].data
@@ -161,13 +154,11 @@ class Store:
         return [msgspec.json.decode(data) for data in found]
 
     def all(self, kind: str) -> list[Manifest]:
-        """Return the objects of a kind, of all services."""
         with self._lock:
             found = [entry.data for entry in self._objects[kind].values()]
         return [msgspec.json.decode(data) for data in found]
 
     def count(self, kind: str) -> int:
-        """Return the number of objects of a kind, of all services."""
         with self._lock:
             return len(self._objects[kind])
 
@@ -178,7 +169,6 @@ class Store:
         return None if entry is None else (entry.uid, str(entry.version))
 
     def size(self) -> int:
-        """Return the number of objects."""
         with self._lock:
             return sum(map(len, self._objects.values()))
 
@@ -198,7 +188,7 @@ class Store:
 
 
 def service_of(kind: str, item: Manifest) -> Key | None:
-    """Return the service that an object is, or that its label names."""
+    """Return the service that an object is or belongs to."""
     metadata = item["metadata"]
     if kind == SERVICE:
         return metadata["namespace"], metadata["name"]

@@ -1,7 +1,7 @@
-"""Fields of a status that the cluster's CRDs do not declare, since an earlier release made them.
+"""Fields of a status that older CRDs of the cluster do not declare.
 
-The API server refuses a whole status for one such field. The first refusal names them: from then on
-they are left out and reported, and the rest is written. Called by ``teller``.
+The API server refuses a status with such a field. The first refusal names them: later they are
+omitted and reported.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from tandem.operator.cluster.client import Cluster, ClusterError
 from tandem.operator.desired.naming import MANAGER, Manifest
 
 RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"
-"""Annotation that `kubectl rollout restart` sets on pod templates."""
+"""Annotation of `kubectl rollout restart`."""
 _RESTART_PATH = ("f:spec", "f:template", "f:metadata", "f:annotations", f"f:{RESTARTED_AT}")
 _OURS = {"Service": ("f:ports", "f:selector", "f:type")}
-"""Fields that only the operator writes; cloud controllers set some of a Service's others."""
+"""Fields that only the operator writes."""
 
 
 def is_tampered(live: Manifest, *, by_scaling: bool = False) -> bool:
     """Return whether another manager wrote to fields that are ours alone.
 
-    Server-side apply takes fields back but leaves entries that others added to lists and maps. So
-    it is enough against scaling, which counts only on demand.
+    Server-side apply does not remove others' entries in lists and maps.
     """
     harmless = {"status"} if by_scaling else {"status", "scale"}
     ours = _OURS.get(live["kind"], ("f:data", "f:rules", "f:spec", "f:subjects"))
@@ -55,7 +54,7 @@ def untampered(manifest: Manifest, live: Manifest) -> Manifest:
             metadata[field] = both
     whole = {**manifest, "metadata": metadata}
     restarted = _annotations(live).get(RESTARTED_AT)
-    if restarted is not None:  # without it pods would be replaced once more
+    if restarted is not None:  # without it pods would be replaced again
         whole = copy.deepcopy(whole)
         whole["spec"]["template"]["metadata"].setdefault("annotations", {})[RESTARTED_AT] = (
             restarted
@@ -64,7 +63,6 @@ def untampered(manifest: Manifest, live: Manifest) -> Manifest:
 
 
 def _annotations(live: Manifest) -> dict[str, str]:
-    """Return the annotations of a workload's pods."""
     template = (live.get("spec") or {}).get("template") or {}
     return (template.get("metadata") or {}).get("annotations") or {}
 
@@ -83,26 +81,26 @@ logger = logging.getLogger(__name__)
 _NAMED = re.compile(r"\.(status\.[^\s:]+): field not declared in schema")
 _INDEX = re.compile(r"\[[^\]]*\]")
 _MOST_TRIES = 8
-"""Refusals of one status: the API server names all fields of a level at once."""
+"""Maximum refusals of one status; each names all fields of a level."""
 _AGAIN_SECONDS = 300.0
-"""After which the fields are tried again: the CRDs may have been upgraded."""
+"""Seconds after which fields are tried again, as CRDs may be upgraded."""
 ADVICE = "upgrade it: kubectl apply --server-side --force-conflicts -k manifests/crds"
 
 Path = tuple[str, ...]
 
 
 class Undeclared:
-    """Thread-safe; one for all services, as CRDs are."""
+    """Undeclared fields of all services. Thread-safe."""
 
     def __init__(self, counted: Callable[[int], object] = lambda _number: None) -> None:
-        """Start. ``counted`` is called with the number of fields that are left out."""
+        """``counted`` is called with the number of omitted fields."""
         self._counted = counted
         self._fields: dict[str, set[Path]] = {}
         self._since = 0.0
         self._lock = Lock()
 
     def apply(self, cluster: Cluster, manifest: Manifest) -> Manifest:
-        """Apply a status as far as the CRD declares it. Raises ClusterError."""
+        """Apply the declared part of a status. Raises ClusterError."""
         kind = manifest["kind"]
         self._forget_after_a_while()
         for _ in range(_MOST_TRIES):
@@ -115,7 +113,6 @@ class Undeclared:
         raise ClusterError(500, "Undeclared", f"the CRD of {kind} refuses every status")
 
     def declared(self, kind: str, status: Any) -> Any:
-        """Return a status without the fields that the CRD does not declare."""
         with self._lock:
             fields = list(self._fields.get(kind, ()))
         for path in fields:
@@ -123,7 +120,7 @@ class Undeclared:
         return status
 
     def problem(self, kind: str) -> str | None:
-        """Return what is left out of the kind's statuses, and what to do; None if nothing is."""
+        """Return the omitted fields and the remedy, or None."""
         with self._lock:
             fields = sorted(".".join(("status", *path)) for path in self._fields.get(kind, ()))
         if not fields:
@@ -131,7 +128,7 @@ class Undeclared:
         return f"the CRD of {kind} is of an earlier release and lacks {', '.join(fields)}; {ADVICE}"
 
     def _learn(self, kind: str, message: str) -> bool:
-        """Take in the fields of a refusal; whether any was new."""
+        """Take in the fields of a refusal; return whether any was new."""
         found = {_path(each) for each in _NAMED.findall(message)}
         with self._lock:
             known = self._fields.setdefault(kind, set())
@@ -154,12 +151,12 @@ class Undeclared:
 
 
 def _path(named: str) -> Path:
-    """Return the names of the fields below the status: items of lists have none."""
+    """Return the names of the fields below the status; items of lists have none."""
     return tuple(_INDEX.sub("", named).split("."))[1:]
 
 
 def _without(value: Any, path: Path) -> Any:
-    """Return a copy of a value without the field at a path, in every item of a list on the way."""
+    """Return a copy without the field at a path, in every item of lists."""
     if isinstance(value, list):
         return [_without(each, path) for each in value]
     if not isinstance(value, dict) or path[0] not in value:

@@ -1,1 +1,1 @@
-"""Decisions from the objects that were read: pure, so that every case is a table in a test."""
+"""Decisions from the objects that were read. All are pure."""

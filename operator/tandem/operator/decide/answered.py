@@ -1,12 +1,9 @@
 """Sets of revisions that answered the canary: those that clients reach, and their replicas.
 
-There is one as a rule, the stable one, and the targets from their canary on. When the spec changes
-again before the targets are stable, they are remembered as served. Their pods serve in the places
-that stable ones gave up, and leave only as others take these over.
-
-A set is whole while a router and a worker that answers are ready in it: routers of one model find
-no worker in another's. So a role's last pod of the set that serves best stays until another set
-serves better, whatever its role alone could spare. Pure; called by ``rollout``.
+Usually this is the stable set, and the targets after their canary. Targets that a later spec
+replaced are remembered as served: their pods leave as others take over. A set requires a ready
+router and an answering worker, so a role's last pod of the best set stays until another set is
+better.
 """
 
 from __future__ import annotations
@@ -30,13 +27,13 @@ class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
     """Replicas of its Deployment."""
     ready: int = 0
     present: int = 0
-    """Pods of it, including those that are leaving."""
+    """Its pods, leaving ones included."""
     unschedulable: bool = False
     """Whether a pod of it has been without a node for too long."""
     full: bool = False
-    """Whether a quota has had no room for a pod of it for too long."""
+    """Whether a quota has had no room for its pods for too long."""
     overdrawn: bool = False
-    """Whether that quota holds more already than it allows: a deleted pod makes no room there."""
+    """Whether that quota is exceeded: a deleted pod makes no room."""
 
 
 class RoleView(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,22 +56,20 @@ class RolloutView(msgspec.Struct, frozen=True, kw_only=True):
     memory: RolloutStatus
     now: float
     canary_ok: bool = False
-    """Whether the canary was right on the targets."""
+    """Whether the canary of the targets succeeded."""
     suspended: bool = False
     gives_way: bool = False
-    """Whether another service comes up first: the first revision has no pods meanwhile."""
+    """Whether another service comes up first."""
     paused: bool = False
     non_retryable: bool = False
-    """Whether the targets cannot come up before a person acts: no deadline is awaited."""
+    """Whether the targets cannot come up until a person acts."""
     surge: Surge = Surge.AUTO
     deadline: float = 1200.0
 
 
 Revisions = dict[str, str]
-"""Revision by role."""
 _MOST = 8
-"""Most sets that are remembered as served, the newest ones; each is a change of the spec during a
-rollout, whose pods still exist."""
+"""Maximum sets that are remembered as served."""
 
 
 def targets_of(view: RolloutView) -> Revisions:
@@ -88,8 +83,10 @@ def is_open(view: RolloutView) -> bool:
 
 
 def begun(view: RolloutView) -> RolloutStatus:
-    """Return the memory of these targets; fresh when they are new. Targets that answered before
-    require no canary, and targets that were replaced in the spec still serve."""
+    """Return the memory of these targets, a fresh one if they are new.
+
+    Targets that answered before require no canary.
+    """
     memory, targets = view.memory, targets_of(view)
     if memory.targets == targets:
         return memory
@@ -111,8 +108,10 @@ def _once(sets: list[Revisions]) -> list[Revisions]:
 
 
 def still_served(view: RolloutView, counts: Mapping[RevisionKey, int]) -> list[Revisions]:
-    """Return the served sets that have a replica of a revision of their own. A revision that they
-    share with targets that have not answered counts too: no other record says that it answered."""
+    """Return the served sets that have a replica of their own revision.
+
+    Revisions shared with unanswered targets count, too.
+    """
     others = [view.memory.stable, *([targets_of(view)] if is_open(view) else [])]
     return [
         each
@@ -126,7 +125,7 @@ def still_served(view: RolloutView, counts: Mapping[RevisionKey, int]) -> list[R
 
 
 def answered(view: RolloutView) -> list[Revisions]:
-    """Return the sets that answered the canary: the targets, the stable one, served ones."""
+    """Return the sets that answered: the targets, the stable one, served ones."""
     memory = view.memory
     sets = [targets_of(view)] if is_open(view) else []
     return _once([*sets, *([memory.stable] if memory.stable else []), *memory.served])
@@ -144,8 +143,7 @@ def best(view: RolloutView) -> list[Revisions]:
 
 
 def _strength(view: RolloutView, revisions: Revisions) -> tuple[float, float]:
-    """Return the lesser of the shares of routers and of answering workers that are ready; then the
-    share of prefill workers."""
+    """Return the lesser share of ready routers and answering workers; then of prefill workers."""
 
     def share(role: Role) -> float:
         each = view.roles[role]
@@ -161,7 +159,7 @@ def _answering(view: RolloutView) -> Role:
 
 
 def former(view: RolloutView, role: Role) -> list[str]:
-    """Return the revisions of a role that answered except its target, the strongest first."""
+    """Return the answered revisions of a role except its target, the strongest first."""
     names = [each[role] for each in best(view) if role in each]
     return [name for name in dict.fromkeys(names) if name != view.roles[role].target]
 
@@ -172,13 +170,16 @@ def is_known(view: RolloutView, role: Role) -> bool:
 
 
 def comes_back(view: RolloutView, role: Role) -> bool:
-    """Return whether a role's target is the stable revision, whose places others give back."""
+    """Return whether a role's target is the stable revision, which gets its places back."""
     return view.memory.stable.get(role) == view.roles[role].target
 
 
 def spread(view: RolloutView, role: Role, old: int) -> dict[RevisionKey, int]:
-    """Return ``old`` replicas over the former revisions: ready ones stay first, and those of the
-    strongest set. Missing ones are made of that set's, unless the target is the stable revision."""
+    """Return ``old`` replicas over the former revisions.
+
+    Ready ones and those of the strongest set stay first. Missing ones are of that set, unless the
+    target is the stable revision.
+    """
     each, names = view.roles[role], former(view, role)
     counts = dict.fromkeys(names, 0)
     for ready in (True, False):
@@ -195,8 +196,10 @@ def spread(view: RolloutView, role: Role, old: int) -> dict[RevisionKey, int]:
 
 
 def _held(view: RolloutView, role: Role) -> set[str]:
-    """Return the former revisions of a role whose last pod stays: that of the strongest set, which
-    clients reach; and those of workers that a leaving router of their set may still call."""
+    """Return the former revisions of a role whose last pod stays.
+
+    They are that of the strongest set, and those that a leaving router may still call.
+    """
     each, memory = view.roles[role], view.memory
     if not each.desired:
         return set()
@@ -215,7 +218,7 @@ def _has_leaving_routers(view: RolloutView, revisions: Revisions) -> bool:
 
 
 def leaving_routers(view: RolloutView) -> int:
-    """Return the existing pods of routers that answered and that leave with this rollout."""
+    """Return the existing pods of answered routers that leave with this rollout."""
     routers = view.roles[Role.ROUTER]
     return sum(routers.of(name).present for name in former(view, Role.ROUTER))
 
@@ -223,9 +226,8 @@ def leaving_routers(view: RolloutView) -> int:
 def reachable_routers(view: RolloutView) -> str | None:
     """Return the revision of routers that clients may reach; None for all.
 
-    New routers come with another model or other settings: until the canary was right through one of
-    them, clients stay with those that answered. Of several of these they reach the ones that have
-    workers, or all if all have; while none has, those that are ready.
+    New routers are reached only after their canary. Of several revisions, those with workers are
+    reached.
     """
     target = view.roles[Role.ROUTER].target
     if Role.ROUTER not in view.memory.stable:
@@ -241,13 +243,12 @@ def reachable_routers(view: RolloutView) -> str | None:
 
 
 def met(view: RolloutView) -> Revisions:
-    """Return the revisions that clients reach, of which Servable reports; empty if no other set has
-    answered in between: then the targets, once they answered, and the stable ones before."""
+    """Return the revisions that clients reach; empty if no other set has answered in between."""
     return best(view)[0] if view.memory.served else {}
 
 
 def restored(view: RolloutView) -> RolloutView:
-    """Return the view with the stable revisions as the targets."""
+    """Return the view with the stable revisions as targets."""
     memory = view.memory
     roles = {
         role: msgspec.structs.replace(each, target=memory.stable.get(role, each.target))

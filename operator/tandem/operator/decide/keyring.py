@@ -1,8 +1,7 @@
-"""CURVE keys that a service has and requires: generations, loss, rotation. Pure.
+"""CURVE keys of a service: generations, loss, rotation.
 
-A rotation goes: make the next generation of every role, publish its public keys next to the old
-ones, wait until running pods have read them, roll the pods, drop the old keys. A lost Secret starts
-a rotation, since its key is stored only there. Called by ``reconcile``.
+A rotation makes keys of every role, publishes the public ones, waits until pods have read them,
+rolls the pods, and drops the old keys. A lost Secret starts a rotation.
 """
 
 from __future__ import annotations
@@ -16,27 +15,28 @@ from tandem.operator.clock import parse_time, time_text
 from tandem.operator.desired.naming import Role
 
 Held = Mapping[tuple[Role, int], str]
-"""Public keys of the Secrets that exist, by role and generation."""
+"""Public keys of existing Secrets, by role and generation."""
 
 
 class KeyPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Plan of the changes to keys."""
+    """Planned changes to keys."""
 
     generation: int
-    """Newest generation; its Secrets shall exist."""
+    """Newest generation, whose Secrets must exist."""
     active: int
     """Generation that new pods mount."""
     missing: list[Role]
-    """Roles whose Secret of ``generation`` must be made."""
+    """Roles without a Secret of ``generation``."""
     retired: list[int]
-    """Generations that no pod uses now or later: drop their keys and Secrets."""
+    """Generations without any use: drop their keys and Secrets."""
     waits: float
-    """Seconds until ``generation`` may become active; 0 when it is."""
+    """Seconds until ``generation`` may become active."""
     status: Keys
 
     def held_back(self, before: Keys) -> KeyPlan:
-        """Return the plan if ``generation`` could not be made whole: the status stays as it was, so
-        that the next look tries the same generation again instead of a further one."""
+        """Return the plan without ``generation``, which could not be made: the next look tries
+        again.
+        """
         return msgspec.structs.replace(self, status=before)
 
 
@@ -51,12 +51,11 @@ def plan_keys(
     all_read: bool = False,
     needed: Set[int] = frozenset(),
 ) -> KeyPlan:
-    """Return the plan for the Secrets in ``held``; ``in_use`` are generations that pods mount.
+    """Return the plan for the Secrets in ``held``.
 
-    ``needed`` are those that pods may mount again: they stay, without a wait for their readers.
-
-    ``publish_seconds`` is the longest time for a changed ConfigMap to reach every pod; ``all_read``
-    states that all running pods have reported the keys of ``status.generation``.
+    ``in_use`` are generations that pods mount, ``needed`` those that pods may mount again.
+    ``publish_seconds``: maximum time for a ConfigMap to reach pods. ``all_read``: running pods have
+    reported ``status.generation``.
     """
     generation = _generation(held, status, rotation_id, in_use)
     missing = [role for role in Role if (role, generation) not in held]
@@ -90,9 +89,10 @@ def plan_keys(
 def may_speak(
     held: Held, published: Held, *, in_use: Sequence[int], retired: Sequence[int]
 ) -> dict[tuple[Role, int], str]:
-    """Return the public keys that pods get: of the Secrets in ``held``, and of a lost one for as
-    long as running pods have it. Otherwise new pods could not reach those before they are
-    replaced."""
+    """Return the public keys that pods get.
+
+    They are those of existing Secrets, and of lost ones while running pods use them.
+    """
     lost = {pair: key for pair, key in published.items() if pair[1] in in_use}
     return {pair: key for pair, key in {**lost, **held}.items() if pair[1] not in retired}
 
@@ -101,12 +101,12 @@ def _generation(held: Held, status: Keys, rotation_id: str | None, in_use: Seque
     newest = max([status.generation, *(number for _, number in held)], default=0)
     if newest == 0:
         return 1
-    if status.generation == 0:  # half made and used by nobody yet; or the status was lost
+    if status.generation == 0:  # incomplete and unused, or the status was lost
         return newest if _complete(held, newest) or newest not in in_use else newest + 1
     if rotation_id != status.rotation_id:
         return status.generation + 1
     if newest > status.generation or not _complete(held, newest):
-        # Secrets made just before the status could be written are taken up, whole or completed.
+        # Secrets made just before a failed status write are used.
         return newest if newest > status.generation else newest + 1
     return newest
 

@@ -1,7 +1,6 @@
-"""Verdict on the model from the report of its Job: it exists and fits the spec, or not. Pure.
+"""Verdict on the model from its Job's report: it exists and fits the spec, or not.
 
-The Job's container (``tandem prepare``) writes one JSON object as its termination message. Called
-by ``reconcile``.
+The report is the termination message of ``tandem prepare``, in JSON.
 """
 
 from __future__ import annotations
@@ -40,12 +39,9 @@ def may_have_job(
 ) -> Reason | None:
     """Return None if the model's Job may exist, else the reason to wait.
 
-    ``made_of`` is the revision that its pods are to have: a Job of another revision that has not
-    begun, or has failed, is replaced.
-
-    ``others`` counts the Jobs of all services that run. A Job that runs when its service is
-    suspended is deleted with the pods; one that has ended stays, so that nothing is read twice. Its
-    report counts as its end, since the Job's own conditions follow it by some time.
+    ``made_of`` is the revision of its pods: an older Job that has not begun, or has failed, is
+    replaced. ``others`` counts running Jobs of all services. A suspension deletes a running Job; an
+    ended one stays.
     """
     report = _report(job)
     found = report is not None and report.ok
@@ -74,7 +70,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     max_model_len: int | None = None
 
 
-_reports = msgspec.json.Decoder(Report)  # built once: threads must not do it side by side
+_reports = msgspec.json.Decoder(Report)  # built once: threads must not do it at the same time
 
 
 class ModelVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,9 +81,9 @@ class ModelVerdict(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     status: ModelStatus
     may_start: bool
-    """Whether pods may be made now: the files exist, or each pod fetches them by itself."""
+    """Whether pods may be made: the files exist, or pods fetch them."""
     non_retryable: bool = False
-    """Whether waiting cannot help: a person must change something."""
+    """Whether a person must change something."""
 
 
 def judge(
@@ -100,10 +96,10 @@ def judge(
     now: float = 0.0,
     patience: float = 60.0,
 ) -> ModelVerdict:
-    """Return the verdict; ``missing`` names an absent Secret or claim, as ``Reason: message``.
+    """Return the verdict; ``missing`` names an absent Secret or claim.
 
-    ``waits`` is why there is no Job yet. A Job that has no pod, or whose pod has not begun,
-    ``patience`` seconds after it was made is reported.
+    ``waits`` is the reason for no Job. A Job without a started pod after ``patience`` seconds is
+    reported.
     """
     where = delivery(spec)
     pinned = before if before.requested == where.digest else ModelStatus(requested=where.digest)
@@ -141,7 +137,7 @@ def _pin(pinned: ModelStatus, report: Report) -> ModelStatus:
 
 
 def _report(job: JobView | None) -> Report | None:
-    """Return the report of the last attempt. A crash is not a report while the Job tries again."""
+    """Return the report of the last attempt; a crash is none while the Job retries."""
     if job is None or job.report is None:
         return None
     try:
@@ -158,8 +154,7 @@ def _reason(report: Report) -> Reason:
 def _refused(
     spec: LLMServiceSpec, job: JobView | None, report: Report, status: ModelStatus, where: Delivery
 ) -> ModelVerdict:
-    """Return the verdict on a failure: at once if the model is absent or unsupported; other
-    failures are retried first."""
+    """Return the verdict on a failure, at once if the model is absent or unsupported."""
     assert job is not None
     source = spec.model.source.type
     field = f"spec.model.source.{source[0].lower()}{source[1:]}"
@@ -199,7 +194,7 @@ def _waiting(
 
 
 def _known(spec: LLMServiceSpec, status: ModelStatus, where: Delivery) -> ModelVerdict:
-    """Return the verdict on a model that was read, from the status: its Job's pod may be gone."""
+    """Return the verdict on a model that was read, from the status."""
     problem = misfit(spec, status)
     if problem is not None:
         return _no(Reason.MODEL_MISMATCH, problem, status, where)
@@ -218,8 +213,10 @@ def _no(
     *,
     given_up: bool = False,
 ) -> ModelVerdict:
-    """Return a verdict of not ready. Pods whose files are mounted start all the same, during the
-    check, unless the check has found that they cannot work."""
+    """Return a verdict of not ready.
+
+    Pods with mounted files start during the check.
+    """
     non_retryable = reason in _NON_RETRYABLE or given_up
     return ModelVerdict(
         ready=False,
@@ -232,7 +229,7 @@ def _no(
 
 
 def misfit(spec: LLMServiceSpec, model: ModelStatus) -> str | None:
-    """Return why the spec does not fit the model, naming the field, or None."""
+    """Return the field of the spec that does not fit the model, and why, or None."""
     longest, asked = model.max_model_len, spec.engine.max_model_len
     if longest is not None and asked is not None and asked > longest:
         return f"spec.engine.maxModelLen: {asked}; the model was made for {longest} at most"

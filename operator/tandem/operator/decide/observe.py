@@ -1,4 +1,4 @@
-"""Views of the API server's raw objects for decisions. Pure; called by ``reconcile``."""
+"""Views of the API server's raw objects, for decisions."""
 
 from __future__ import annotations
 
@@ -24,22 +24,19 @@ class Snapshot(msgspec.Struct, frozen=True):
     by_kind: dict[str, dict[str, Manifest]]
 
     def of(self, kind: str) -> Iterable[Manifest]:
-        """Return the objects of a kind."""
         return self.by_kind.get(kind, {}).values()
 
     def names(self, kind: str) -> Iterable[str]:
-        """Return the names of the objects of a kind."""
         return self.by_kind.get(kind, {}).keys()
 
     def find(self, kind: str, name: str) -> Manifest | None:
-        """Return one object, or None."""
         return self.by_kind.get(kind, {}).get(name)
 
 
 _PULL = {"ErrImagePull", "ErrImageNeverPull", "ImagePullBackOff", "InvalidImageName"}
 _REFUSED = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
 _CRASHES = 2
-"""Restarts of a container that is down, from which on it counts as crashing."""
+"""Restarts of a failed container from which it counts as crashing."""
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -50,7 +47,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class PodView(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker or router pod."""
+    """Pod of a worker or router."""
 
     name: str
     uid: str
@@ -62,7 +59,7 @@ class PodView(msgspec.Struct, frozen=True, kw_only=True):
     deleting: bool
     created: float
     pending_since: float | None
-    """Time at which the scheduler last found no node for it."""
+    """Time at which the scheduler last found no node."""
     problem: Problem | None
     annotations: dict[str, str]
     key_generation: int | None
@@ -77,22 +74,22 @@ class WorkloadView(msgspec.Struct, frozen=True, kw_only=True):
     refused: str | None
     """Reason why its pods cannot be created."""
     full_since: float | None = None
-    """Time at which a quota first left no room for a pod of it. ``refused`` has the message."""
+    """Time since which a quota has no room for a pod of it."""
     is_followed: bool = True
     """Whether its controller has seen the wanted replicas."""
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    """The model's Job."""
+    """Job of the model."""
 
     name: str
     succeeded: bool
     failed: bool
     report: str | None
-    """Termination message of its last pod that ended."""
+    """Termination message of its last ended pod."""
     problem: Problem | None
     waiting: tuple[str, float] | None = None
-    """The Job's last pod and its creation time, while no container of it has run."""
+    """Last pod and its creation time, before any container has run."""
     podless_since: float | None = None
     """Creation time of the Job, while it has no pod."""
     made_of: str | None = None
@@ -100,12 +97,12 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_begun(self) -> bool:
-        """Return whether a container of it has run, as far as its last pod shows."""
+        """Return whether a container of its last pod has run."""
         return self.report is not None or (self.waiting is None and self.podless_since is None)
 
 
 def labelled(item: Manifest) -> RevisionKey | None:
-    """Return role and revision of a child, or None if its labels do not have them."""
+    """Return role and revision of a child, or None without labels."""
     labels = item["metadata"].get("labels") or {}
     try:
         return Role(labels[names.LABEL_ROLE]), labels[names.LABEL_REVISION]
@@ -156,7 +153,7 @@ def _pending_since(status: Manifest) -> float | None:
 
 
 def pod_problem(status: Manifest) -> Problem | None:
-    """Return the problem that keeps a pod from serving, from the pod's own status."""
+    """Return the problem that keeps a pod from serving, by its status."""
     scheduled = _condition(status, "PodScheduled")
     if scheduled.get("reason") == "Unschedulable":
         return Problem(Reason.UNSCHEDULABLE, scheduled.get("message", ""))
@@ -189,7 +186,7 @@ def _container_problem(container: Manifest) -> Problem | None:
 
 
 def generation_of(item: Manifest) -> int | None:
-    """Return the generation of the keys that a pod or a pod template mounts, None without keys."""
+    """Return the generation of keys that a pod or template mounts, or None."""
     for volume in item["spec"].get("volumes") or ():
         if volume["name"] == "tandem-keys":
             _, _, number = volume.get("secret", {}).get("secretName", "").rpartition("-g")
@@ -239,7 +236,7 @@ def templates_of_deployments(items: Iterable[Manifest]) -> dict[RevisionKey, Man
 
 
 def published_keys(peers: Manifest | None) -> dict[tuple[Role, int], str]:
-    """Return the public keys that pods get today, by role and generation."""
+    """Return the public keys that pods get, by role and generation."""
     found = {}
     for name, public in ((peers or {}).get("data") or {}).items():
         role, _, number = name.removesuffix(".public").rpartition(".")
@@ -249,7 +246,7 @@ def published_keys(peers: Manifest | None) -> dict[tuple[Role, int], str]:
 
 
 def held_keys(items: Iterable[Manifest]) -> dict[tuple[Role, int], str]:
-    """Return the public keys of the Secrets that exist, by role and generation."""
+    """Return the public keys of existing Secrets, by role and generation."""
     held = {}
     for item in items:
         metadata = item["metadata"]
@@ -264,7 +261,7 @@ def held_keys(items: Iterable[Manifest]) -> dict[tuple[Role, int], str]:
 
 
 def job(item: Manifest | None, pods_of_all: Iterable[Manifest]) -> JobView | None:
-    """Return the model's Job with the report of its pods; pods of an earlier Job are left out."""
+    """Return the model's Job with its pods' report, without pods of earlier Jobs."""
     if item is None:
         return None
     status, metadata = item.get("status", {}), item["metadata"]

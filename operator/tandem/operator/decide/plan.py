@@ -1,7 +1,4 @@
-"""Pure middle of a reconciliation: the decisions from the objects that were read.
-
-``reconcile`` reads, calls this, and writes. No code here sends a request.
-"""
+"""Decisions of a reconciliation from the objects that were read, without requests."""
 
 from __future__ import annotations
 
@@ -53,8 +50,7 @@ from tandem.protocol.names import ANNOTATION_DRAINING, ANNOTATION_WIRE
 def moved_roles(facts: Facts, templates: Mapping[RevisionKey, Manifest]) -> frozenset[Role]:
     """Return the roles that roll only because another one does.
 
-    A role whose stored template is of another wire would stay as it is. None moves while all stay:
-    a spec that is taken back has its old revisions again.
+    Their stored template is of another wire. If all roles stay, none moves.
     """
     alone = msgspec.structs.replace(facts, moved=frozenset())
     moved = msgspec.structs.replace(facts, moved=frozenset(Role))
@@ -73,19 +69,19 @@ def moved_roles(facts: Facts, templates: Mapping[RevisionKey, Manifest]) -> froz
 
 
 def _is_pinned(facts: Facts, role: Role) -> bool:
-    """Return whether a role's image is the user's: new pods then speak the same version."""
+    """Return whether a role's image is the user's, so that new pods have the same version."""
     return role in WORKERS and facts.spec.image is not None
 
 
 def wire_of(template: Manifest) -> str | None:
-    """Return the wire that pods of a template speak, None where an earlier release made it."""
+    """Return the wire of a template's pods, None from earlier releases."""
     annotations = template.get("metadata", {}).get("annotations") or {}
     found: str | None = annotations.get(ANNOTATION_WIRE)
     return found
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """A service and its children, as values."""
+    """Service and its children, as values."""
 
     owner: Identity
     spec: LLMServiceSpec
@@ -95,20 +91,18 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     workloads: dict[RevisionKey, observe.WorkloadView]
     templates: dict[RevisionKey, Manifest]
     held: dict[tuple[Role, int], str]
-    """Public keys of the Secrets that exist."""
+    """Public keys of existing Secrets."""
     published: dict[tuple[Role, int], str]
-    """Public keys that pods get today."""
+    """Public keys that pods get."""
     job: observe.JobView | None
     scalers: dict[Role, int]
 
     def in_use(self) -> list[int]:
-        """Return the key generations that pods mount."""
         found = {pod.key_generation for pod in self.pods}
         return sorted(number for number in found if number is not None)
 
     def needed(self) -> set[int]:
-        """Return the key generations of the templates that the rollout remembers: they get pods
-        again, though they may have none while the service is suspended or rolls in place."""
+        """Return the key generations of templates that the rollout remembers."""
         names = _remembered(self.status.rollout) & self.templates.keys()
         found = {observe.generation_of(self.templates[name]) for name in names}
         return {number for number in found if number is not None}
@@ -186,8 +180,10 @@ def facts(
 
 
 def facts_with_keys(before: Facts, seen: Seen, keys: KeyPlan, made: Mapping[Role, str]) -> Facts:
-    """Return the facts with the generation that new pods mount, and the public keys of all pods
-    that may still connect; ``made`` are those of the generation before."""
+    """Return the facts with the active generation and the public keys of all pods.
+
+    ``made`` are keys of the new generation.
+    """
     known = may_speak(seen.held, seen.published, in_use=seen.in_use(), retired=keys.retired)
     known |= {(role, keys.generation): public for role, public in made.items()}
     publics = {f"{role}.{number}": public for (role, number), public in known.items()}
@@ -196,13 +192,12 @@ def facts_with_keys(before: Facts, seen: Seen, keys: KeyPlan, made: Mapping[Role
 
 
 def replicas(seen: Seen) -> dict[Role, Wanted]:
-    """Return the replicas that each role shall have."""
+    """Return the wanted replicas by role."""
     return {role: wanted(seen.spec, role, last_counts(seen) | seen.scalers) for role in Role}
 
 
 def last_counts(seen: Seen) -> dict[Role, int]:
-    """Return the last replicas of roles with a scaler: they hold while a deleted scaler is absent,
-    and a new one begins with them. Empty for a role that never had any."""
+    """Return the last replicas of roles with a scaler, for the time without it."""
     told = {each.role: each.replicas for each in seen.status.scalers}
     counts = {}
     for role in WORKERS:
@@ -223,9 +218,11 @@ def decision(
     non_retryable: bool = False,
     gives_way: bool = False,
 ) -> Decision:
-    """Return the counts by role and revision. Without ``may_move`` the targets stay the same; when
-    they are ``non_retryable`` the stable revisions come back. ``servable`` names the revisions
-    whose canary was right."""
+    """Return the counts by role and revision.
+
+    Without ``may_move`` the targets stay. ``non_retryable`` targets are replaced by stable
+    revisions. ``servable`` names revisions with a successful canary.
+    """
     memory = _tried_anew(seen)
     targets = target_revisions(facts)
     if not may_move:
@@ -258,16 +255,17 @@ def decision(
 
 
 def _tried_anew(seen: Seen) -> RolloutStatus:
-    """Return the memory, with a new deadline for incomplete targets if the spec changed: the cause
-    of a refusal may be repaired without a new revision. Targets that were made and did not serve
-    stay failed: new counts alone give them no place of serving pods."""
+    """Return the memory, with a new deadline for incomplete targets if the spec changed.
+
+    Targets that were made and did not serve stay failed.
+    """
     memory = seen.status.rollout
     targets = {(Role(role), name) for role, name in memory.targets.items()}
     if seen.generation == seen.status.observed_generation or targets <= seen.workloads.keys():
         return memory
     told = told_of(seen.status.conditions, ConditionType.ACCEPTED)
     if memory.failed is None and (told is None or told.status == "True"):
-        return memory  # it is on its way: a role that waits for its turn has no Deployment yet
+        return memory  # in progress: a role that waits has no Deployment yet
     return msgspec.structs.replace(memory, failed=None, progressed_at=None)
 
 
@@ -290,7 +288,7 @@ def _revisions(seen: Seen, role: Role, now: float, patience: float) -> dict[str,
 
 
 def _stays_ready(pod: observe.PodView) -> bool:
-    """Return whether a pod goes on serving; one that was chosen to leave may be deleted by now."""
+    """Return whether a pod continues to serve."""
     return pod.ready and not pod.deleting and pod.annotations.get(ANNOTATION_DRAINING) != "true"
 
 
@@ -317,7 +315,7 @@ def _remembered(memory: RolloutStatus) -> set[RevisionKey]:
 
 
 def judged(decided: Decision) -> dict[str, dict[Role, str]]:
-    """Return the sets of revisions that canaries check, by name: serving ones and the targets."""
+    """Return the sets of revisions that canaries check, by name."""
     memory = decided.memory
     given_up = decided.phase is Phase.FAILED and bool(memory.stable)
     sets = [memory.stable] if given_up else [memory.targets, memory.stable]
@@ -329,8 +327,7 @@ def judged(decided: Decision) -> dict[str, dict[Role, str]]:
 
 
 def serving(decided: Decision) -> str:
-    """Return the name of the revisions that clients reach: the stable ones until the canary was
-    right on the targets, or the strongest set if others answered between these."""
+    """Return the name of the revisions that clients reach."""
     memory = decided.memory
     if decided.met:
         return service_revision(decided.met)

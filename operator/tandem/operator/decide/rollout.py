@@ -1,23 +1,20 @@
-"""Replicas by role and revision: the state machine of a rollout. Called by ``plan``.
+"""Replicas by role and revision: the state machine of a rollout, with its memory in the status.
 
-Pure, so that it is tested as a table, and level-triggered: its memory is in the status, so another
-operator goes on with it. A service has a target revision per role (that of the spec) and a stable
-one (the last that served). While they differ:
+A service has a target revision per role and a stable one. While they differ:
 
-1. Pilot: one new replica a role. With surge it comes on top; in place the old role gives one first,
-   prefill before decode, and Pending is the new pod's place in the queue. A full quota has
-   none: no role gives its last replica to one.
-2. The canary asks the new pair. Only when it is right does the router get the new revision.
-3. The role that lags goes on, by ``max_unavailable`` at a time, and old replicas leave as new ones
-   become ready: P:D stays the same.
-4. A worker of the old revision stays until the last old router is gone: that router may still get
-   requests, and finds no other worker that it may use.
+1. Pilot: one new replica per role, with surge in addition; in place the old role gives one first,
+prefill before decode. A role never gives its last replica to a quota.
+
+2. The canary asks the new pair. If it succeeds, the router gets the new revision.
+
+3. The slower role moves first, by ``max_unavailable``, so the ratio of roles stays.
+
+4. Old workers stay until the last old router is gone, which has no others.
+
 5. When every role is new, the targets are stable.
 
-A target that is not servable by its deadline, or that is known never to be, is taken back: its
-counts go to 0, and the stable ones to their former values. Targets that were servable and were then
-replaced in the spec serve on in the places that they have (``answered``), until the new targets, or
-the stable ones, are ready there.
+Targets that miss their deadline are taken back. Replaced targets that were servable serve on until
+others are ready (``answered``).
 """
 
 from __future__ import annotations
@@ -58,7 +55,7 @@ class Phase(StrEnum):
 
     STABLE = "Stable"
     FIRST = "First"
-    """The first revision starts: no earlier one has to be kept alive."""
+    """First revision: no earlier one has to stay."""
     PILOT = "Pilot"
     ROLLING = "Rolling"
     PAUSED = "Paused"
@@ -73,17 +70,16 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     counts: dict[RevisionKey, int]
     memory: RolloutStatus
     admitted: set[RevisionKey]
-    """Revisions that routers may use."""
     routers: str | None = None
-    """Revision of routers that clients may reach; None for all."""
+    """Revision of routers for clients; None for all."""
     met: dict[str, str] = {}
-    """Revisions that clients reach, if several sets answered the canary; else empty."""
+    """Revisions that clients reach, if several sets answered the canary."""
     gap: bool = False
-    """Whether a role has no replica at all for a while."""
+    """Whether a role has no replica for a while."""
 
 
 def decide(view: RolloutView) -> Decision:
-    """Return the counts that follow from the view, and the new memory."""
+    """Return the counts for the view, and the new memory."""
     view = msgspec.structs.replace(view, memory=begun(view))
     memory = _progress(view, view.memory)
     view = msgspec.structs.replace(view, memory=memory)
@@ -103,8 +99,7 @@ def decide(view: RolloutView) -> Decision:
 
 
 def _is_given_up(view: RolloutView, memory: RolloutStatus, token: str) -> bool:
-    """Return whether the targets are taken back. Targets that were servable have all they require,
-    whatever a later spec lacks."""
+    """Return whether the targets are taken back; never those that were servable."""
     lost = view.non_retryable and memory.servable != token
     return memory.failed == token or lost
 
@@ -115,12 +110,12 @@ def token_of(view: RolloutView) -> str:
 
 
 def token_name(memory: RolloutStatus) -> str:
-    """Return the name of the targets that a memory is about."""
+    """Return the name of the targets in a memory."""
     return service_revision(memory.targets)
 
 
 def _progress(view: RolloutView, memory: RolloutStatus) -> RolloutStatus:
-    """Return the memory after a look: progress, the canary's verdict, deadline, a full quota."""
+    """Return the memory after a look: progress, canary, deadline, a full quota."""
     token = service_revision(memory.targets)
     ready = sum(role.of(role.target).ready for role in view.roles.values())
     changes: dict[str, object] = {}
@@ -129,9 +124,9 @@ def _progress(view: RolloutView, memory: RolloutStatus) -> RolloutStatus:
     if ready > memory.ready:
         changes |= {"ready": ready, "progressed_at": time_text(view.now)}
     if view.suspended:
-        changes["ready"] = 0  # every pod goes: the first that is there again is progress
+        changes["ready"] = 0  # all pods go: the first one ready again is progress
     if view.non_retryable or view.paused or view.suspended or view.gives_way:
-        changes["progressed_at"] = None  # its deadline begins anew when it may come up again
+        changes["progressed_at"] = None  # its deadline begins again when it may come up
     elif memory.progressed_at is None:
         changes["progressed_at"] = time_text(view.now)
     memory = msgspec.structs.replace(memory, **changes)
@@ -151,7 +146,7 @@ def _needs_place(view: RolloutView, memory: RolloutStatus) -> bool:
 
 
 def _coming(view: RolloutView, memory: RolloutStatus) -> list[RevisionView]:
-    """Return the revisions that others give way to: targets, and a stable one that comes back."""
+    """Return the revisions for which others make room: targets, and a stable one that returns."""
     names = [memory.targets, *([memory.stable] if memory.served else [])]
     return [role.of(each.get(its)) for its, role in view.roles.items() for each in names]
 
@@ -164,8 +159,10 @@ def _gives_way_to_quota(view: RolloutView, memory: RolloutStatus) -> bool:
 
 
 def can_spare(desired: Iterable[int]) -> bool:
-    """Return whether each rolling role keeps a replica when it gives one up. A quota reports one
-    bound at a time, and any pod may take the room first: a last replica is not risked for it."""
+    """Return whether each rolling role keeps a replica when it gives one up.
+
+    Another pod may take the quota's room first.
+    """
     return all(count != 1 for count in desired)
 
 
@@ -176,7 +173,7 @@ def _is_late(view: RolloutView, memory: RolloutStatus, token: str) -> bool:
 
 
 def _rolling(view: RolloutView) -> list[Role]:
-    """Return the roles whose stable revision is not their target, or gave its places to others."""
+    """Return the roles whose stable revision is not their target, or gave places to others."""
     return [
         role
         for role, each in view.roles.items()
@@ -185,7 +182,7 @@ def _rolling(view: RolloutView) -> list[Role]:
 
 
 def _settled(view: RolloutView, *, first: bool) -> Decision:
-    """Return the decision with every role at its target, and everything else removed."""
+    """Return the decision with every role at its target."""
     counts = dict.fromkeys(_existing(view), 0)
     counts |= {(role, each.target): each.desired for role, each in view.roles.items()}
     memory, token = view.memory, token_of(view)
@@ -201,7 +198,6 @@ def _settled(view: RolloutView, *, first: bool) -> Decision:
 
 
 def _rolled(view: RolloutView) -> Decision:
-    """Return the decision of one look while roles move."""
     counts, gap = _moved(view)
     if _is_done(view, counts):
         return _settled(view, first=False)
@@ -209,7 +205,6 @@ def _rolled(view: RolloutView) -> Decision:
 
 
 def _moved(view: RolloutView) -> tuple[dict[RevisionKey, int], bool]:
-    """Return the counts one step further, and whether a role has no replica meanwhile."""
     counts = dict.fromkeys(_existing(view), 0)
     gap = False
     for role, each in view.roles.items():
@@ -223,13 +218,12 @@ def _moved(view: RolloutView) -> tuple[dict[RevisionKey, int], bool]:
 
 
 def _serving(view: RolloutView, role: Role) -> int:
-    """Return the replicas of a role's target that are ready and answered."""
+    """Return the ready and answered replicas of a role's target."""
     each = view.roles[role]
     return each.of(each.target).ready if is_known(view, role) else 0
 
 
 def _step(view: RolloutView, role: Role) -> tuple[int, int]:
-    """Return the new and old replicas of a role now."""
     each = view.roles[role]
     if role not in _rolling(view):
         return each.desired, 0
@@ -250,27 +244,32 @@ def _step(view: RolloutView, role: Role) -> tuple[int, int]:
         return new, max(old, keep, 1)
     if surge:
         return new, max(old, keep)
-    if now.full and not now.present:  # fewer are desired now than when the old ones began to give
+    if (
+        now.full and not now.present
+    ):  # the desired count has decreased since old ones began to leave
         asked = sum(each.of(name).asked for name in former(view, role))
         old = max(old, min(1, each.desired, asked))
     return _asked_anew(each, new), old
 
 
 def _asked_anew(each: RoleView, new: int) -> int:
-    """Return the new replicas in place. A count that a quota refused is reset once the old pods are
-    gone: a ReplicaSet with a new count tries at once, and one that waits does in up to 1000 s."""
+    """Return the new replicas in place.
+
+    A refused count is reset once the old pods are gone: a ReplicaSet with a new count tries at
+    once.
+    """
     now = each.of(each.target)
     left = sum(seen.present for name, seen in each.revisions.items() if name != each.target)
     return min(new, now.present) if now.full and new + left <= each.desired else new
 
 
 def _wanted(view: RolloutView, role: Role) -> int:
-    """Return the new replicas that a role requires, its turn and the other roles considered."""
+    """Return the required new replicas of a role, in its turn."""
     each = view.roles[role]
     now = each.of(each.target)
     if not is_open(view):
         if view.memory.in_place and role is Role.DECODE and not _prefill_is_up(view):
-            return min(now.asked, now.present)  # a pilot that no quota took waits for its turn
+            return min(now.asked, now.present)  # a pilot refused by a quota waits for its turn
         return max(now.asked, 1)
     if now.ready < now.asked or _share(view, role) > min(_share(view, r) for r in _pace(view)):
         return now.asked
@@ -283,7 +282,7 @@ def _prefill_is_up(view: RolloutView) -> bool:
 
 
 def _pace(view: RolloutView) -> list[Role]:
-    """Return the roles that keep step with each other."""
+    """Return the roles that move in step."""
     rolling = [role for role in _rolling(view) if view.roles[role].desired > 0]
     return [role for role in rolling if role in WORKERS] or rolling or [Role.ROUTER]
 
@@ -296,14 +295,16 @@ def _share(view: RolloutView, role: Role) -> float:
 
 
 def _taken_back(view: RolloutView) -> dict[RevisionKey, int]:
-    """Return no replica of the targets, and all of the stable revisions, as room permits."""
+    """Return no replica of the targets, and all of the stable revisions if there is room."""
     back = restored(view)
     return dict.fromkeys(_existing(view), 0) | _moved(back)[0]
 
 
 def _as_they_are(view: RolloutView) -> dict[RevisionKey, int]:
-    """Return the counts of a pause. A role without replicas, after a suspension, gets its desired
-    count of the stable revision."""
+    """Return the counts of a pause.
+
+    A role without replicas gets its desired count of the stable revision.
+    """
     counts = {
         (role, revision): seen.asked
         for role, each in view.roles.items()

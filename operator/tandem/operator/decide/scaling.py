@@ -1,7 +1,4 @@
-"""Wanted replicas of a role, from the resource or from a scaler within bounds.
-
-Pure; called by ``plan`` and ``status``.
-"""
+"""Wanted replicas of a role, from the resource or from a scaler within bounds."""
 
 from __future__ import annotations
 
@@ -27,14 +24,15 @@ _FACTORS = {
 
 
 def is_full(said: str) -> bool:
-    """Return whether a message is the API server's about a full quota."""
+    """Return whether a message is about a full quota."""
     return "exceeded quota" in said
 
 
 def gives_back(said: str) -> bool:
-    """Return whether such a quota admits a pod again when one with equal requests is deleted: no
-    amount is used beyond its limit, as after a limit was lowered. False if the message has another
-    form."""
+    """Return whether deleting a pod with equal requests makes room in the quota.
+
+    False if it is exceeded, or if the message has another form.
+    """
     found = _AMOUNTS.search(said)
     if found is None or not is_full(said):
         return False
@@ -46,8 +44,9 @@ def gives_back(said: str) -> bool:
 
 
 def _amounts(said: str) -> dict[str, Decimal]:
-    """Return amounts by resource, of ``pods=4,requests.memory=2Gi``. Raises ValueError or
-    InvalidOperation."""
+    """Return the amounts of ``pods=4,requests.memory=2Gi``. Raises ValueError or
+    InvalidOperation.
+    """
     pairs = [each.split("=", 1) for each in said.split(",")]
     return {name: _quantity(amount) for name, amount in pairs}
 
@@ -58,14 +57,14 @@ def _quantity(said: str) -> Decimal:
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """Replicas of a role, and whether a scaler's count was outside its bounds."""
+    """Replicas of a role, and whether a scaler's count was out of bounds."""
 
     replicas: int
     clamped_from: int | None = None
 
 
 def wanted(spec: LLMServiceSpec, role: Role, scalers: Mapping[Role, int]) -> Wanted:
-    """Return the replicas of ``role``; ``scalers`` holds the count of each LLMRoleScaler."""
+    """Return the replicas of ``role``; ``scalers`` has the count of each LLMRoleScaler."""
     if not is_external(spec, role) or role not in scalers:
         return Wanted(asked_replicas(spec, role))
     low, high = scaling_bounds(spec, role)

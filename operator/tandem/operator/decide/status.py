@@ -1,7 +1,6 @@
-"""The status of a service: conditions with reasons, counts, columns. Pure; called by ``reconcile``.
+"""The status of a service: conditions with reasons, counts, columns.
 
-A condition's transition time moves only when its status does, and nothing is written that did not
-change: a status is compared before it is sent.
+A condition's transition time changes only with its status.
 """
 
 from __future__ import annotations
@@ -56,17 +55,17 @@ class StatusInputs(msgspec.Struct, frozen=True, kw_only=True):
     keys: Keys
     key_wait: float
     canary: Verdict | None
-    """Verdict on the revisions that serve."""
+    """Verdict on the serving revisions."""
     pilot: Verdict | None
-    """Verdict on the revisions that are to serve."""
+    """Verdict on the target revisions."""
     links: Links | None
     now: float
     unschedulable_seconds: float
     refusals: dict[str, Problem] = {}
-    """Reasons of routers for not being ready, by the pod's UID, as far as they report them."""
+    """Reported reasons of routers that are not ready, by the pod's UID."""
 
     def ready(self, role: Role, revision: str | None = None) -> int:
-        """Return the pods of a role that are ready and stay."""
+        """Return the ready pods of a role that stay."""
         return sum(
             pod.ready and not pod.deleting
             for pod in self.pods
@@ -74,14 +73,14 @@ class StatusInputs(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def reached(self, role: Role) -> int:
-        """Return the ready pods that clients reach, if that is not all: the Service may select
-        routers of one revision."""
+        """Return the ready pods that clients reach."""
         return self.ready(role, self.decision.routers if role is Role.ROUTER else None)
 
     def counted(self, told: Links | None) -> Links | None:
-        """Return ``told`` if it counts the pairs of workers that are ready now; None if it counted
-        others. Return no links at all without a pair: no router is asked then that would count
-        again."""
+        """Return ``told`` if it counts the current pairs of workers, else None.
+
+        Without a pair, return no links: no router is asked then.
+        """
         asleep = self.decision.phase is Phase.SUSPENDED
         pairs = 0 if asleep else self.ready(Role.PREFILL) * self.ready(Role.DECODE)
         if told is None or told.total == pairs:
@@ -130,7 +129,7 @@ def status_of(inputs: StatusInputs, before: LLMServiceStatus) -> LLMServiceStatu
 
 
 def _mode(inputs: StatusInputs) -> Literal["Disaggregated", "Aggregated", "Pooling"] | None:
-    """Return how prompts are computed now, independent of the spec; None while none can be."""
+    """Return the current way to compute prompts; None if there is none."""
     if not (inputs.reached(Role.ROUTER) and inputs.ready(answering_role(inputs.spec))):
         return None
     if not draws_tokens(inputs.spec):
@@ -231,8 +230,7 @@ def _starting_text(inputs: StatusInputs, role: Role) -> str:
 
 
 def role_problem(inputs: StatusInputs, role: Role, revision: str | None = None) -> Problem | None:
-    """Return the first problem that keeps a role's pods from serving and does not pass by itself;
-    of one revision, or of any for None."""
+    """Return the first lasting problem of a role's pods, of one revision or any."""
     for (key, name), view in sorted(inputs.workloads.items()):
         if key is role and revision in (None, name) and view.refused is not None:
             return Problem(Reason.POD_REFUSED, view.refused)
@@ -295,7 +293,7 @@ def _servable_word(inputs: StatusInputs, before: LLMServiceStatus) -> Word:
 
 
 def _blocked_word(inputs: StatusInputs) -> Word | None:
-    """Return the problem that a person must fix before the spec can be brought up, or None."""
+    """Return the problem that a person must fix first, or None."""
     if inputs.decision.phase is Phase.SUSPENDED:
         return None
     if inputs.accepted[0] == "False":
@@ -335,8 +333,10 @@ def _progress_word(inputs: StatusInputs, before: LLMServiceStatus) -> Word:
 
 
 def _failed_text(inputs: StatusInputs, before: LLMServiceStatus) -> str:
-    """Return why the targets were taken back. With stable revisions their pods are deleted, and
-    their canary ends: the reason from before is kept."""
+    """Return why the targets were taken back.
+
+    If their pods are deleted, the previous reason is kept.
+    """
     memory, pilot = inputs.decision.memory, inputs.pilot
     told = told_of(before.conditions, ConditionType.DEGRADED)
     gone = bool(memory.stable) and before.rollout.failed == memory.failed
@@ -370,7 +370,7 @@ def _degraded_word(inputs: StatusInputs, before: LLMServiceStatus) -> Word:
 
 
 def _missing_word(inputs: StatusInputs) -> Word | None:
-    """Return what should serve and does not, if it does not pass by itself, or None."""
+    """Return what should serve and does not, if that lasts, or None."""
     phase = inputs.decision.phase
     if phase is Phase.SUSPENDED:
         return None

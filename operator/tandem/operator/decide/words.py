@@ -1,4 +1,4 @@
-"""Conditions, and the words from which they are made. Pure; called by ``status``."""
+"""Conditions, and their parts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def told_of(before: list[Condition], kind: ConditionType) -> Condition | None:
 def conditions_of(
     words: Mapping[ConditionType, Word], before: list[Condition], *, generation: int, now: float
 ) -> list[Condition]:
-    """Return the conditions of ``words``; the time of one moves only when its status does."""
+    """Return the conditions of ``words``; transition times change only with the status."""
     known = {each.type: each for each in before}
     conditions = []
     for kind, (status, reason, message) in words.items():

@@ -1,1 +1,1 @@
-"""Children of an LLMService as pure functions of its spec and of what was observed."""
+"""Children of an LLMService as pure functions of its spec and observed facts."""

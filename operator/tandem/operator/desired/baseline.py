@@ -1,8 +1,7 @@
-"""The baseline Pod Security profile, which pods keep to in every namespace.
+"""The baseline Pod Security profile, which all pods keep.
 
-It bounds the rights that creating an LLMService may grant (docs/decisions/pod-security.md). The
-controls are those of https://kubernetes.io/docs/concepts/security/pod-security-standards/; the
-chart's admission policy has the same rules for the API server. Pure; called by ``pod``.
+It bounds the rights of an LLMService's author (docs/decisions/pod-security.md). The chart's
+admission policy has the same rules.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ CAPABILITIES = (
     "SETUID",
     "SYS_CHROOT",
 )
-"""Capabilities that may be added to a container."""
+"""Capabilities that a container may add."""
 SYSCTLS = (
     "kernel.shm_rmid_forced",
     "net.ipv4.ip_local_port_range",
@@ -87,7 +86,7 @@ def _of_container(container: Manifest, at: str) -> Iterator[str]:
 
 
 def _of_context(context: Any, at: str) -> Iterator[str]:
-    """Yield the violations in fields that pods and containers have in common."""
+    """Yield the violations in fields that pods and containers share."""
     given = map_of(context)
     for field in ("seccompProfile", "appArmorProfile"):
         if map_of(given.get(field)).get("type") == "Unconfined":

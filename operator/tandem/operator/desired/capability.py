@@ -1,7 +1,6 @@
-"""Fields of the resource that this version cannot serve: refused with a message, not ignored.
+"""Fields of the resource that this version cannot serve: refused with a message.
 
-The API server checks shapes (``api.rules``); this checks the release. Each refusal is one entry of
-``_REFUSED``: the version that supports it removes the entry. Pure; called by ``reconcile``.
+The version that supports a field removes its entry of ``_REFUSED``.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from tandem.operator.desired.policy import node_local_volume, worker_role
 from tandem.operator.desired.tracing import unusable_endpoint, unused_share
 
 Question = Callable[[LLMServiceSpec], object]
-"""Function that returns a spec's value in a field; None if it is not set, or is what this version
-does anyway."""
+"""Function that returns a field's value; None if it is not set or has no effect."""
 
 
 def _above_one(role: Role, field: str) -> Question:
@@ -43,30 +41,30 @@ def _role_fields() -> Iterator[tuple[str, Question, str]]:
 
 
 def _connector(spec: LLMServiceSpec) -> object:
-    """Return the connector of a resource from before the API server checked for the volume."""
+    """Return the connector of a resource from before the API server's check."""
     value = spec.kv_transfer.connector
     return value if value is Connector.CUDA_P2P and node_local_volume(spec) is None else None
 
 
 def _transport(spec: LLMServiceSpec) -> object:
-    """Return a transport next to a connector that uses no network."""
+    """Return a transport for a connector without network."""
     value = spec.kv_transfer.transport
     chosen = spec.kv_transfer.connector is Connector.CUDA_P2P and value is not TransportChoice.AUTO
     return value if chosen else None
 
 
 def _meets(spec: LLMServiceSpec) -> bool:
-    """Return whether the connector reads a folder of the node."""
+    """Return whether the connector uses a folder of the node."""
     return spec.kv_transfer.connector in (None, Connector.AUTO, Connector.CUDA_P2P)
 
 
 def _has_folder(spec: LLMServiceSpec) -> bool:
-    """Return whether workers meet in a folder of their node, in which the copy mode counts."""
+    """Return whether workers have a folder on their node."""
     return _meets(spec) and node_local_volume(spec) is not None
 
 
 def _node_mode(spec: LLMServiceSpec) -> object:
-    """Return the mode of a folder that is required and that no worker would read."""
+    """Return the mode of a required folder that no worker would read."""
     mode = spec.kv_transfer.node_local.mode
     return mode if mode is NodeLocalMode.REQUIRED and not _meets(spec) else None
 
@@ -81,7 +79,7 @@ def _node_volume(spec: LLMServiceSpec) -> object:
 
 
 def _shown(value: object) -> str:
-    """Return a value as the resource has it; a value with several fields is empty."""
+    """Return a value as in the resource; empty for several fields."""
     return f" {value}" if isinstance(value, str | int) else ""
 
 
@@ -134,7 +132,7 @@ _REFUSED: tuple[tuple[str, Question, str], ...] = (
 
 
 def unsupported(spec: LLMServiceSpec) -> str | None:
-    """Return the refusal of an unsupported field, with value and remedy; or None."""
+    """Return the refusal of an unsupported field, or None."""
     for field, said, instead in _REFUSED:
         value = said(spec)
         if value is not None:
@@ -143,5 +141,5 @@ def unsupported(spec: LLMServiceSpec) -> str | None:
 
 
 def refused_fields() -> list[str]:
-    """Return the fields below spec of which this version refuses some value."""
+    """Return the fields below spec with refused values."""
     return [field for field, _, _ in _REFUSED]

@@ -1,7 +1,4 @@
-"""All children of a service: ``desired`` composes the builders, and decides nothing by itself.
-
-Pure; called by ``reconcile``.
-"""
+"""All children of a service."""
 
 from __future__ import annotations
 
@@ -31,11 +28,11 @@ from tandem.operator.desired.workload import (
 
 _RBAC = "rbac.authorization.k8s.io"
 ROUTER_RULES = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
-"""Rules of the routers' Role. RBAC cannot filter pods by label: this is the least."""
+"""Rules of the routers' Role. RBAC cannot filter pods by label."""
 
 
 def service_accounts(facts: Facts) -> list[Manifest]:
-    """Return one account for routers; one for workers and the model's Job, without a token."""
+    """Return an account for routers, and one for workers and the Job, without a token."""
     return [_account(facts, "worker"), _account(facts, Role.ROUTER)]
 
 
@@ -71,7 +68,7 @@ def router_role(facts: Facts) -> list[Manifest]:
 
 
 def budgets(facts: Facts) -> list[Manifest]:
-    """Return a budget a role; pods that are not ready may always be evicted."""
+    """Return a budget per role; pods that are not ready may always be evicted."""
     return [_budget(facts, role) for role in Role]
 
 
@@ -113,12 +110,12 @@ def _scaler(facts: Facts, role: Role) -> Manifest:
 
 
 class Objects(msgspec.Struct, frozen=True, kw_only=True):
-    """Objects that shall be in the cluster."""
+    """Wanted objects of the cluster."""
 
     applied: list[Manifest]
-    """Objects that are kept in this state, by server-side apply."""
+    """Objects that server-side apply keeps in this state."""
     created: list[Manifest]
-    """Objects that are made when absent, and never written again."""
+    """Objects that are made if absent, and not written again."""
 
 
 def desired(
@@ -130,9 +127,9 @@ def desired(
 ) -> Objects:
     """Return the children for ``counts`` replicas by role and revision.
 
-    ``templates`` are the stored ones; that of the spec's own revision is rendered when it is not
-    among them. Without a template, or without a replica ever, there is no Deployment. Clients reach
-    routers of revision ``routers`` only, or of all for None. Raises TemplateConflict.
+    ``templates`` are the stored ones; the spec's own is rendered if missing. A revision without a
+    template, or that never had a replica, has no Deployment. Clients reach routers of revision
+    ``routers``, or all for None. Raises TemplateConflict.
     """
     applied = [*base(facts), labelled(facts.spec, router.service(facts, routers))]
     created = list(scalers(facts).values())
@@ -153,7 +150,7 @@ def desired(
 
 
 def base(facts: Facts) -> list[Manifest]:
-    """Return the children that belong to no revision."""
+    """Return the children without a revision."""
     children = [
         *service_accounts(facts),
         *router_role(facts),

@@ -1,7 +1,4 @@
-"""Common parts of all containers of a service: image, scratch folders, a profile.
-
-Pure; called by ``pod``, ``fetching`` and ``job``.
-"""
+"""Common parts of all containers of a service."""
 
 from __future__ import annotations
 
@@ -24,8 +21,10 @@ def labelled(spec: LLMServiceSpec, child: Manifest) -> Manifest:
 
 
 def with_extras(spec: LLMServiceSpec, settings: OperatorSettings, template: Manifest) -> Manifest:
-    """Return a pod's template with the spec's labels below its own, the spec's annotations above
-    its own, and pull secrets unless it has some."""
+    """Return a pod's template with the spec's labels, annotations and pull secrets.
+
+    Its own labels and pull secrets have precedence, but the spec's annotations.
+    """
     metadata, pod = template["metadata"], dict(template["spec"])
     metadata = {
         **metadata,
@@ -38,7 +37,7 @@ def with_extras(spec: LLMServiceSpec, settings: OperatorSettings, template: Mani
 
 
 def pull_secrets(spec: LLMServiceSpec, settings: OperatorSettings) -> list[Manifest]:
-    """Return the Secrets for the images of a service's pods: the spec's, else the operator's."""
+    """Return the pull secrets of the spec, else of the operator."""
     named = [each.name for each in spec.image_pull_secrets]
     return [{"name": name} for name in named or settings.service_pull_secrets]
 
@@ -52,7 +51,7 @@ def worker_image(spec: LLMServiceSpec, facts: Facts) -> str:
 
 
 def container_extras(facts: Facts) -> Manifest:
-    """Return the fields that every container has."""
+    """Return the fields of every container."""
     extras: Manifest = {"terminationMessagePolicy": "FallbackToLogsOnError"}
     if facts.settings.image_pull_policy:
         extras["imagePullPolicy"] = facts.settings.image_pull_policy
@@ -66,7 +65,7 @@ def container_extras(facts: Facts) -> Manifest:
 
 
 def scratch_env() -> dict[str, str]:
-    """Return the variables that keep every write below the pod's own scratch folders."""
+    """Return variables that keep all writes in scratch folders."""
     return {
         "HOME": "/tmp",
         "TMPDIR": "/tmp",

@@ -1,4 +1,4 @@
-"""Inputs of the builders besides the spec: observed or decided elsewhere, given as values."""
+"""Inputs of the builders besides the spec."""
 
 from __future__ import annotations
 
@@ -21,27 +21,26 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     spec: LLMServiceSpec
     settings: OperatorSettings
     pinned: str | None = None
-    """Commit to which a moving model revision was resolved."""
+    """Commit of a moving model revision."""
     may_have_job: bool = True
-    """Whether the model's Job may exist now."""
+    """Whether the model's Job may exist."""
     key_generation: int = 1
     publics: dict[str, str] = {}
     """Public CURVE keys, by ``role.generation``."""
     moved: frozenset[Role] = frozenset()
-    """Roles that get a revision of their own because others get pods of another wire."""
+    """Roles with a new revision because others get pods of another wire."""
     last_counts: dict[Role, int] = {}
-    """Replicas that roles with a scaler had last."""
+    """Last replicas of roles with a scaler."""
     kept: dict[Role, list[Manifest]] = {}
-    """Templates of revisions that have pods, or may get some again, whatever the spec is now."""
+    """Templates of revisions with pods, or that may get some again."""
 
     @cached_property
     def delivery(self) -> Delivery:
-        """Delivery of the spec's model."""
         return delivery(self.spec)
 
     @cached_property
     def revisions(self) -> dict[Role, str]:
-        """Revisions of the spec, by role."""
+        """Return the revisions of the spec, by role."""
         return {
             role: revision_of(
                 self.spec,
@@ -54,5 +53,4 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         }
 
     def revision(self, role: Role) -> str:
-        """Return the revision of the spec."""
         return self.revisions[role]

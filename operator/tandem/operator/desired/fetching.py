@@ -1,8 +1,7 @@
 """The container that fetches or reads the model, and its podTemplate.
 
-In a pod that fetches for itself it is an init container. Otherwise it is the model's Job's, which
-the podTemplate of the workers that answer configures by the same name. It uses the proxy that is
-given to ``main``. Pure; called by ``pod``, ``job`` and ``network``.
+It is an init container, or the model's Job's. The podTemplate of the answering workers configures
+the latter.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ _RESOURCES: Manifest = {
     "requests": {"cpu": "100m", "memory": "512Mi"},
     "limits": {"cpu": "4", "memory": "16Gi"},
 }
-"""Default resources: a quota takes no pod without them. Converting holds some GiB."""
+"""Default resources, which quotas require."""
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def template_of(spec: LLMServiceSpec, role: Role) -> Manifest:
-    """Return a role's podTemplate; empty if there is none."""
+    """Return a role's podTemplate, or {}."""
     part = spec.router if role is Role.ROUTER else worker_role(spec, role)
     return part.pod_template or {}
 
@@ -67,8 +66,9 @@ def fetch_container(facts: Facts, role: Role) -> Manifest:
 
 
 def job_container(facts: Facts) -> Manifest:
-    """Return the container with the podTemplate of the workers that answer. Raises
-    TemplateConflict, TemplateUnreadable."""
+    """Return the container with the podTemplate of the answering workers. Raises TemplateConflict,
+    TemplateUnreadable.
+    """
     role = answering_role(facts.spec)
     own = fetch_container(facts, role)
     said = _fetch_items(template_of(facts.spec, role))
@@ -79,8 +79,10 @@ def job_container(facts: Facts) -> Manifest:
 
 
 def without_job(facts: Facts, role: Role, template: Manifest) -> Manifest:
-    """Return a podTemplate without its entry of the Job's container, which is in no pod. Raises
-    TemplateConflict if the entry is wrong, or is that of a role that the Job does not use."""
+    """Return a podTemplate without its entry of the Job's container.
+
+    Raises TemplateConflict if the entry is wrong, or of another role.
+    """
     if not _fetch_items(template):
         return template
     answering = answering_role(facts.spec)
@@ -95,8 +97,10 @@ def without_job(facts: Facts, role: Role, template: Manifest) -> Manifest:
 
 
 def job_pod(spec: LLMServiceSpec, settings: OperatorSettings) -> Manifest:
-    """Return the placement and pull secrets of the Job's pod: as of the workers that answer.
-    Affinity to other pods is left out, as these may wait for this one."""
+    """Return placement and pull secrets of the Job's pod, as of the answering workers.
+
+    Affinity to other pods is omitted: they may wait for this one.
+    """
     said = template_of(spec, answering_role(spec)).get("spec")
     given = said if isinstance(said, dict) else {}
     base = {"imagePullSecrets": pull_secrets(spec, settings), "tolerations": []}
@@ -116,15 +120,17 @@ def job_pod(spec: LLMServiceSpec, settings: OperatorSettings) -> Manifest:
 
 
 def job_revision(spec: LLMServiceSpec, settings: OperatorSettings) -> str:
-    """Return the name of all that a Job's pod is made of except the model: a Job that failed is
-    made again when it changes."""
+    """Return the name of all parts of a Job's pod except the model.
+
+    A failed Job is made again when it changes.
+    """
     template = template_of(spec, answering_role(spec))
     main = _named(template, "containers", MAIN)
     return digest([spec.image, job_pod(spec, settings), _fetch_items(template), _proxies(main)])
 
 
 def fetch_ports(spec: LLMServiceSpec, role: Role) -> list[int]:
-    """Return the ports that the container must reach: of the web, of the hub, and of a proxy."""
+    """Return the ports that the container must reach: web, hub, and proxy."""
     hub, template = spec.model.source.hub, template_of(spec, role)
     urls = [hub.endpoint] if hub is not None and hub.endpoint is not None else []
     for item in (_named(template, "containers", MAIN), _named(template, _INITS, FETCH)):
@@ -133,7 +139,7 @@ def fetch_ports(spec: LLMServiceSpec, role: Role) -> list[int]:
 
 
 def kept_fetch_ports(template: Manifest) -> list[int]:
-    """Return the same ports of an existing pod template; none if its pods do not fetch."""
+    """Return the same ports of an existing template; none if its pods do not fetch."""
     item = _named(template, _INITS, FETCH)
     if not item:
         return []
@@ -148,7 +154,7 @@ def _web_ports(urls: Iterable[str]) -> list[int]:
 
 
 def port_of(url: str) -> int | None:
-    """Return the port of a URL; None if it cannot be known."""
+    """Return the port of a URL, or None."""
     try:
         parsed = urlsplit(url)
         return parsed.port or _DEFAULT_PORTS.get(parsed.scheme)
@@ -182,7 +188,7 @@ def _named(template: Manifest, field: str, name: str) -> Manifest:
 
 
 def _proxies(container: Manifest) -> list[Manifest]:
-    """Return the variables of a container that name proxies."""
+    """Return the proxy variables of a container."""
     env = container.get("env")
     items = env if isinstance(env, list) else []
     return [each for each in items if isinstance(each, dict) and each.get("name") in PROXIES]

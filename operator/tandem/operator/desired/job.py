@@ -1,4 +1,4 @@
-"""The Job that fetches the model, or reads an existing one. Pure; called by ``compose``."""
+"""The Job that fetches the model, or reads an existing one."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ _NOT_AGAIN: Manifest = {
     "action": "FailJob",
     "onExitCodes": {"containerName": FETCH, "operator": "In", "values": [EXIT_MODEL_REFUSED]},
 }
-"""Failure policy: a model that does not exist, or that cannot be served, is not fetched again."""
+"""Failure policy: absent and unsupported models are not fetched again."""
 
 
 def model_job(facts: Facts) -> Manifest | None:
-    """Return the Job for the spec's model; None if each pod fetches for itself, if it has to wait,
-    or if this version cannot serve the spec."""
+    """Return the Job for the spec's model, or None.
+
+    None if each pod fetches, if it has to wait, or if the spec is not supported.
+    """
     where = facts.delivery
     if where.in_pods or not facts.may_have_job or unsupported(facts.spec) is not None:
         return None
@@ -72,8 +74,10 @@ def model_job(facts: Facts) -> Manifest | None:
 
 
 def _of_template(facts: Facts) -> Manifest:
-    """Return the parts of the pod that the podTemplate of the workers that answer sets. A template
-    that is not accepted sets none, and an existing Job keeps its name."""
+    """Return the parts of the pod from the podTemplate of the answering workers.
+
+    A template that is not accepted sets none.
+    """
     try:
         return {"containers": [job_container(facts)], **job_pod(facts.spec, facts.settings)}
     except (TemplateConflict, TemplateUnreadable):

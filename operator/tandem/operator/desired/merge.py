@@ -1,8 +1,6 @@
-"""Strategic merge of a user's podTemplate over the operator's, by Kubernetes' own merge keys.
+"""Strategic merge of a user's podTemplate over the operator's, by Kubernetes' merge keys.
 
-Lists of named items merge by key, other lists are replaced; ``$patch: delete`` and ``$patch:
-replace`` work. ``protect`` checks the result. Semantics: k8s.io/apimachinery,
-pkg/util/strategicpatch. Pure; called by ``pod``.
+Semantics: k8s.io/apimachinery, pkg/util/strategicpatch. ``protect`` checks the result.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from tandem.operator.desired.naming import Manifest
 from tandem.protocol.errors import TandemError
 
 MAIN = "main"
-"""Name of Tandem's own container."""
+"""Name of Tandem's container."""
 
 KEYS = {
     "containers": ("name",),
@@ -30,19 +28,19 @@ KEYS = {
     "volumeMounts": ("mountPath",),
     "volumes": ("name",),
 }
-"""Fields of lists whose items have names, and the keys of the name."""
+"""Lists of named items, and their keys."""
 _DEFAULTS = {"protocol": "TCP"}
 _DIRECTIVE = "$patch"
 
 
 def main_of(template: Manifest) -> Manifest:
-    """Return Tandem's own container of a merged pod template."""
+    """Return Tandem's container of a merged pod template."""
     containers: list[Manifest] = template["spec"]["containers"]
     return next((each for each in containers if each["name"] == MAIN), {})
 
 
 class TemplateUnreadable(TandemError, ValueError):
-    """A podTemplate has a list, a map or a value where Kubernetes requires another kind."""
+    """A podTemplate has a value of the wrong kind."""
 
     def __init__(self, field: str, found: object, expected: str) -> None:
         kind = {dict: "a map", list: "a list", str: "a text", bool: "true or false"}
@@ -50,9 +48,9 @@ class TemplateUnreadable(TandemError, ValueError):
 
 
 def merged(base: Any, patch: Any, *, path: str = "") -> Any:
-    """Return ``patch`` over ``base``; neither is changed. A None in the patch removes the field.
+    """Return ``patch`` over ``base``; neither is changed. A None removes the field.
 
-    Raises TemplateUnreadable if a map or a list of named items meets a value of another kind.
+    Raises TemplateUnreadable if a map or a list of named items meets another kind.
     """
     if isinstance(base, dict):
         return _merged_maps(base, _map(patch, path), path)
@@ -101,5 +99,5 @@ def _merged_lists(base: list[Any], patch: list[Manifest], path: str) -> list[Any
 
 
 def key_of(item: Manifest, field: str) -> str:
-    """Return the key of an item of a list of named items."""
+    """Return the key of an item of a list."""
     return repr([item.get(key, _DEFAULTS.get(key)) for key in KEYS[field]])

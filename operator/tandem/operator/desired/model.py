@@ -1,8 +1,7 @@
-"""Delivery of a model: the volume that every pod mounts, and the Job that fills or reads it.
+"""Delivery of a model: the volume of every pod, and the Job that fills or reads it.
 
-Images and claims are mounted directly and read by the Job while the pods start. A model that must
-be fetched goes into a cache claim by one Job, for which pods wait; without a claim each pod fetches
-for itself in an init container. Pure; called by ``pod`` and ``compose``.
+Images and claims are mounted, and read by the Job meanwhile. Other models are fetched into a cache
+claim by one Job, or by each pod without a claim.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ CACHE_VOLUME = "tandem-cache"
 TERMINATION_LOG = "/dev/termination-log"
 ENV_HUB = "HF_ENDPOINT"
 JOB_DEADLINE = 6 * 3600
-"""Deadline in seconds; the largest models take hours from a slow hub."""
+"""Deadline in seconds."""
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """Way in which pods get the model's files."""
+    """Delivery of the model's files to pods."""
 
     volume: Manifest
     path: str
-    """Folder of the model within a pod."""
+    """Folder in a pod."""
     source: str | None
-    """Source to fetch, in the form of ``--model``; None if the files exist."""
+    """Source for ``--model``; None if the files exist."""
     in_pods: bool
-    """Whether each pod fetches for itself."""
+    """Whether each pod fetches."""
     digest: str
-    """Digest of the files' source; part of the Job's name."""
+    """Digest of the source; part of the Job's name."""
 
 
 def delivery(spec: LLMServiceSpec) -> Delivery:
@@ -88,7 +87,7 @@ def _spelled(model: Model) -> str:
 
 
 def prepare_arguments(model: Model, where: Delivery, pinned: str | None) -> list[str]:
-    """Return the arguments of ``tandem prepare``: read the files, or fetch them into the folder."""
+    """Return the arguments of ``tandem prepare``: read the files, or fetch them."""
     arguments = ["prepare", "--model", where.source or where.path, "--report", TERMINATION_LOG]
     if where.source is None:
         return arguments
@@ -114,7 +113,7 @@ def prepare_env(model: Model) -> list[Manifest]:
 
 
 def mounts(where: Delivery, *, fetching: bool) -> list[Manifest]:
-    """Return the mounts of the model's volume; read-only except where it is filled."""
+    """Return the mounts of the model's volume, read-only unless ``fetching``."""
     mount: Manifest = {"name": VOLUME, "mountPath": PATH_MODELS}
     return [mount if fetching else {**mount, "readOnly": True}]
 
@@ -125,5 +124,5 @@ def job_name(owner: Identity, digest: str) -> str:
 
 
 def cache_mount() -> Manifest:
-    """Return the mount of a pod's own scratch cache."""
+    """Return the mount of a pod's own cache."""
     return {"name": CACHE_VOLUME, "mountPath": PATH_CACHE}

@@ -1,7 +1,4 @@
-"""Names, labels and owners of children: fixed for good, since selectors cannot be changed later.
-
-Called by every builder of this folder and by ``observe``.
-"""
+"""Names, labels and owners of children. They are fixed: selectors cannot change later."""
 
 from __future__ import annotations
 
@@ -27,18 +24,18 @@ Manifest = dict[str, Any]
 
 
 def map_of(value: Any) -> Manifest:
-    """Return a map of user input; an empty one if it is not a map."""
+    """Return a map of user input, or {} for another kind."""
     return value if isinstance(value, dict) else {}
 
 
 def maps_of(value: Any) -> list[Manifest]:
-    """Return those of a list that are maps; none if it is not a list."""
+    """Return the maps in a list, or [] for another kind."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 APP = "tandem"
 MANAGER = "tandem-operator"
-"""Field manager of server-side apply, and the managed-by label."""
+"""Field manager of server-side apply, and managed-by label."""
 
 _UID_DIGITS = 8
 
@@ -53,31 +50,32 @@ class Role(StrEnum):
 
 WORKERS = (Role.PREFILL, Role.DECODE)
 MODEL_COMPONENT = "model"
-"""Component of the Job that fetches or reads the model."""
+"""Component of the model's Job."""
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Which resource children belong to."""
+    """Resource to which children belong."""
 
     namespace: str
     name: str
     uid: str
     plain_secrets: bool = False
-    """The service's Secrets have names without digits, as an earlier release gave them."""
+    """Whether Secrets have names without digits, from an earlier release."""
 
     def child(self, *parts: str) -> str:
-        """Return the name of a child."""
         return "-".join((self.name, *parts))
 
     def secret(self, *parts: str) -> str:
-        """Name of a Secret of this very resource: one that is deleted and made again gets others,
-        since nodes keep what they read of an immutable Secret while an old pod lingers."""
+        """Return the name of a Secret of this UID.
+
+        A new resource of the same name has others, since nodes cache immutable Secrets.
+        """
         if self.plain_secrets:
             return self.child(*parts)
         return self.child(*parts, hashlib.sha256(self.uid.encode()).hexdigest()[:_UID_DIGITS])
 
     def labels(self, component: str | None = None) -> dict[str, str]:
-        """Return the labels that every child carries."""
+        """Return the labels of every child."""
         labels = {
             LABEL_APP: APP,
             LABEL_INSTANCE: self.name,
@@ -92,7 +90,7 @@ class Identity(msgspec.Struct, frozen=True):
         return labels | ({LABEL_REVISION: revision} if revision else {})
 
     def pod_labels(self, role: Role, revision: str, model: str) -> dict[str, str]:
-        """Return the labels of a pod, the selector's among them."""
+        """Return the labels of a pod."""
         return {
             **self.labels(role),
             LABEL_ROLE: role,
@@ -101,7 +99,7 @@ class Identity(msgspec.Struct, frozen=True):
         }
 
     def metadata(self, name: str, component: str | None = None, **more: Any) -> Manifest:
-        """Metadata of a child: it goes when the resource goes, without a finalizer."""
+        """Return the metadata of a child, with its owner."""
         owner = {
             "apiVersion": API_VERSION,
             "kind": "LLMService",

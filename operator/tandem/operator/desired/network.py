@@ -1,8 +1,6 @@
 """NetworkPolicies: workers connect only to routers and workers of their own service.
 
-Everything is denied that is not listed, both ways. A policy is a role's, whatever the revision: it
-opens the ports of the spec and of kept revisions, which may get pods again. Pure; called by
-``compose``.
+A role's policy opens the ports of the spec and of kept revisions.
 """
 
 from __future__ import annotations
@@ -64,7 +62,7 @@ def _router(facts: Facts) -> Manifest:
     egress: list[Manifest] = [
         _dns(facts),
         {"to": workers, "ports": [_tcp(names.WORKER_PORT)]},
-        # Its address is not known here, and no policy can name it.
+        # The API server's address is not known here.
         {"ports": [_tcp(port) for port in facts.settings.api_server_ports]},
     ]
     egress += [*_own_fetch(facts, Role.ROUTER), *_spans(facts, Role.ROUTER)]
@@ -80,7 +78,7 @@ def _probe_ports(facts: Facts, role: Role) -> list[int]:
 
 
 def _spans(facts: Facts, role: Role) -> list[Manifest]:
-    """Return the rule for the collector of spans, whose address is not known here."""
+    """Return the rule for the collector of spans, whose address is not known."""
     kept = [kept_tracing_port(main_of(each).get("args", ())) for each in facts.kept.get(role, ())]
     return [{"ports": [_tcp(port)]} for port in _once(tracing_port(facts.spec), *kept)]
 
@@ -93,7 +91,7 @@ def _fetching(facts: Facts) -> list[Manifest]:
 
 
 def _own_fetch(facts: Facts, role: Role) -> list[Manifest]:
-    """Return the rules of pods that fetch the model for themselves."""
+    """Return the rules of pods that fetch the model."""
     now = fetch_ports(facts.spec, role) if facts.delivery.in_pods else []
     kept = [port for each in facts.kept.get(role, ()) for port in kept_fetch_ports(each)]
     ports = _once(*now, *kept)
@@ -101,7 +99,7 @@ def _own_fetch(facts: Facts, role: Role) -> list[Manifest]:
 
 
 def _once(*ports: int | None) -> list[int]:
-    """Return each port once, without None, in the order of their first."""
+    """Return each port once, in order, without None."""
     return list(dict.fromkeys(port for port in ports if port is not None))
 
 

@@ -1,8 +1,7 @@
-"""The folder of a node in which pods of one service meet, and its isolation from other services.
+"""The folder of a node that pods of one service share, isolated from other services.
 
-Of the volume that all pods of a node share, a worker sees two folders: its service's own, named for
-the very resource, and the agent's, to be read. A podTemplate may not show more of the volume, nor
-run as the agent's user, whose socket workers trust. Pure; called by ``worker`` and ``pod``.
+A worker sees its service's folder and, read-only, the agent's. A podTemplate may not show more, nor
+run as the agent's user.
 """
 
 from __future__ import annotations
@@ -18,19 +17,18 @@ from tandem.operator.desired.protect import TemplateConflict
 from tandem.protocol import names
 
 AGENT_USER = 65533
-"""User and, for files of its own, group of the node's agent in the chart."""
+"""User and group of the node's agent in the chart."""
 _VOLUME = "tandem-node"
 _IDS = ("runAsUser", "runAsGroup", "fsGroup")
 
 
 def folder_of(owner: Identity) -> str:
-    """Return the name of a service's folder: no other service has it, nor the same one if it is
-    deleted and made again."""
+    """Return the folder of a service, unique to its UID."""
     return f"{owner.namespace}_{owner.name}_{owner.uid}"
 
 
 def node_folders(facts: Facts) -> tuple[list[Manifest], list[Manifest]]:
-    """Return the volume and its mounts in a worker; nothing where the service has none."""
+    """Return the volume and its mounts in a worker, if there is one."""
     source = node_local_volume(facts.spec)
     if source is None:
         return [], []
@@ -42,8 +40,7 @@ def node_folders(facts: Facts) -> tuple[list[Manifest], list[Manifest]]:
 
 
 def check_node_folders(own: Manifest, pod: Manifest, *, field: str) -> None:
-    """Raise TemplateConflict if ``pod``, the merged template, runs as the agent's user or shows
-    more of the node's folder than ``own``, the operator's."""
+    """Raise TemplateConflict if ``pod`` runs as the agent's user or shows more than ``own``."""
     for at in _agents_ids(pod["spec"]):
         why = f"{AGENT_USER} is the user of the node agent; allowed: any other user"
         raise TemplateConflict(f"{field}.spec.{at}", why)
@@ -93,7 +90,7 @@ def _more_shown(own: Manifest, spec: Manifest) -> Iterator[str]:
 
 
 def _source(volume: Manifest) -> tuple[object, object]:
-    """Return what says that two volumes are one: the claim, or the driver."""
+    """Return the identity of a volume: the claim, or the driver."""
     claim = map_of(volume.get("persistentVolumeClaim")).get("claimName")
     driver = map_of(volume.get("csi")).get("driver")
     return (claim, driver) if claim or driver else (id(volume), None)

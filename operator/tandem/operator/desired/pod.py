@@ -1,5 +1,7 @@
-"""The pod template that all roles share: identity, keys, probes, and a profile that every namespace
-accepts. Roles add arguments, ports and variables; the user's podTemplate is merged last."""
+"""The pod template of all roles: identity, keys, probes, security profile.
+
+Roles add arguments, ports and variables; the user's podTemplate is merged last.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,12 @@ from tandem.protocol import names
 from tandem.protocol.card import WIRE
 
 _LEAVE_DEAD_NODE = 30
-"""Seconds after which pods of a dead node are replaced; the routers knew within three."""
+"""Seconds after which pods of a dead node are replaced."""
 _STATES = ("not-ready", "unreachable")
 
 
 def with_gone_nodes(given: Any) -> Any:
-    """Return tolerations with those of lost nodes, except those that ``given`` covers: by key, or
-    by no key, which means all. Kubernetes adds its own in the same way."""
+    """Return tolerations with those of lost nodes, unless ``given`` covers them."""
     if given is None:
         given = []
     if not isinstance(given, list):
@@ -60,8 +61,7 @@ def _gone(state: str) -> Manifest:
 
 
 SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
-"""Annotation that lets the cluster's autoscaler empty a node of pods with scratch volumes. Budgets
-bound how many leave at once, and a leaving pod hands its streams on."""
+"""Annotation by which an autoscaler may remove pods with scratch volumes."""
 USER = 65532
 _KEYS_VOLUME, _PEERS_VOLUME = "tandem-keys", "tandem-peers"
 _BEYOND = (
@@ -73,7 +73,7 @@ LOADING_SECONDS = 3600
 
 
 class RolePart(msgspec.Struct, frozen=True, kw_only=True):
-    """Parts that a role adds to the shared template."""
+    """Parts of a role in the template."""
 
     command: list[str]
     args: list[str]
@@ -90,9 +90,11 @@ class RolePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pod_template(facts: Facts, role: Role, part: RolePart, user: Manifest | None) -> Manifest:
-    """Return the template of a role's pods. Raises TemplateConflict when ``user`` changes a
-    protected field or goes beyond the baseline profile, TemplateUnreadable when its shape is not a
-    pod's."""
+    """Return the template of a role's pods.
+
+    Raises TemplateConflict for a protected field or one beyond the baseline profile,
+    TemplateUnreadable for a wrong kind.
+    """
     own = _template(facts, role, part)
     base = with_extras(facts.spec, facts.settings, own)
     if not user:
@@ -133,8 +135,7 @@ def _template(facts: Facts, role: Role, part: RolePart) -> Manifest:
 
 
 def _spread(facts: Facts, revision: str) -> Manifest:
-    """Return the constraint that puts routers of a revision on different nodes, as far as possible:
-    a node that fails takes no more of them than necessary."""
+    """Return the constraint that spreads routers of a revision over nodes, if possible."""
     return {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
@@ -186,7 +187,7 @@ def pod_security() -> Manifest:
 
 
 def identity_env(facts: Facts, role: Role) -> list[Manifest]:
-    """Return the variables of the pod's identity, its key folders, and a writable home."""
+    """Return the variables of identity, key folders, and home."""
     fields = {
         names.ENV_POD_NAME: "metadata.name",
         names.ENV_POD_UID: "metadata.uid",

@@ -1,7 +1,6 @@
-"""Defaults of a spec; they are here and not in the CRD, so that a release may change them.
+"""Defaults of a spec.
 
-A default in the CRD would be written into every object and never change again. Pure; called by the
-builders, ``rollout`` and ``status``.
+They are not in the CRD, which would write them into every object.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from tandem.protocol.names import PROBE_PORT, ROUTER_PORT
 ROUTER_REPLICAS = 2
 DRAIN_SECONDS = {Role.PREFILL: 60, Role.DECODE: 120}
 GRACE_MARGIN = 15
-"""Seconds of a pod's grace period beyond its drain, for leases and unmapping."""
+"""Seconds of a grace period beyond the drain."""
 ROUTER_PRE_STOP = 10
-"""Seconds in which load balancers forget a router that is leaving."""
+"""Seconds for load balancers to drop a leaving router."""
 MAX_STREAM_SECONDS = 600
 QUEUE_AGE_SECONDS = 60
 PROGRESS_DEADLINE = 1200
@@ -46,7 +45,7 @@ DTYPES = {
 
 
 def worker_role(spec: LLMServiceSpec, role: Role) -> WorkerSpec:
-    """Return the part of the spec that describes a role of workers."""
+    """Return the spec of a role of workers."""
     assert role is not Role.ROUTER
     return spec.prefill if role is Role.PREFILL else spec.decode
 
@@ -57,30 +56,29 @@ def task_of(spec: LLMServiceSpec) -> Task:
 
 
 def draws_tokens(spec: LLMServiceSpec) -> bool:
-    """Return whether decode workers have work."""
+    """Return whether tokens are generated, so that decode workers have work."""
     return task_of(spec) is Task.GENERATE
 
 
 def router_value(spec: LLMServiceSpec, flag: str) -> str | None:
-    """Return the value of ``--flag`` in ``router.extraArgs``: the last of several holds."""
+    """Return the last value of ``--flag`` in ``router.extraArgs``."""
     words = [word for given in spec.router.extra_args for word in given.split("=", 1)]
     return next((value for name, value in [*pairwise(words)][::-1] if name == f"--{flag}"), None)
 
 
 def router_has(spec: LLMServiceSpec, flag: str) -> bool:
-    """Return whether ``router.extraArgs`` sets a switch: ``--flag`` or ``--no-flag``, the last of
-    several."""
+    """Return whether ``router.extraArgs`` sets a switch; the last of several counts."""
     given = [each for each in spec.router.extra_args if each in (f"--{flag}", f"--no-{flag}")]
     return given[-1:] == [f"--{flag}"]
 
 
 def answering_role(spec: LLMServiceSpec) -> Role:
-    """Return the role of the workers that answer requests."""
+    """Return the role of the answering workers."""
     return Role.DECODE if draws_tokens(spec) else Role.PREFILL
 
 
 def _has_no_work(spec: LLMServiceSpec, role: Role) -> bool:
-    """Return whether a role of workers has no work, whatever replicas and scalers are."""
+    """Return whether a role of workers never has work."""
     if role is Role.DECODE:
         return not draws_tokens(spec)
     return role is Role.PREFILL and spec.disaggregation.mode is DisaggregationMode.NEVER
@@ -104,7 +102,7 @@ def is_external(spec: LLMServiceSpec, role: Role) -> bool:
 
 
 def scaling_bounds(spec: LLMServiceSpec, role: Role) -> tuple[int, int]:
-    """Return the fewest and most replicas that a scaler gets."""
+    """Return the minimum and maximum replicas of a scaler."""
     scaling = worker_role(spec, role).scaling
     always = role is Role.PREFILL and spec.disaggregation.mode is DisaggregationMode.ALWAYS
     floor = 1 if always or role is answering_role(spec) else 0
@@ -121,7 +119,7 @@ def max_unavailable(spec: LLMServiceSpec, role: Role) -> int:
 
 
 def drain_seconds(spec: LLMServiceSpec, role: Role) -> int:
-    """Return the seconds that running requests get after SIGTERM."""
+    """Return the seconds for running requests after SIGTERM."""
     if role is Role.ROUTER:
         return spec.router.max_stream_seconds or MAX_STREAM_SECONDS
     return worker_role(spec, role).drain_timeout_seconds or DRAIN_SECONDS[role]

@@ -1,7 +1,6 @@
-"""Protected fields of a pod, checked by comparing the merged pod with the operator's.
+"""Protected fields of a pod: the merged pod is compared with the operator's.
 
-Checking the merged pod and not the patch leaves no bypass: `$patch: replace`, a null, a second
-entry of one name and a mount over a mount all show. Pure; called by ``pod``.
+So a patch has no bypass.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ PROXIES = tuple(
     for upper in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
     for name in (upper, upper.lower())
 )
-"""Variables that may be given to the container that fetches the model."""
+"""Variables that the fetching container may get."""
 _IDS = {"runAsUser", "runAsGroup", "fsGroup", "fsGroupChangePolicy", "supplementalGroups"}
 _GUARDED = (
     names.PATH_CURVE_KEYS,
@@ -40,7 +39,7 @@ _GUARDED = (
     names.PATH_ADMIN_API_KEYS,
     names.PATH_CANARY,
 )
-"""Folders over, in and above which no foreign volume is mounted."""
+"""Folders that foreign volumes may not cover."""
 
 
 class TemplateConflict(TandemError, ValueError):
@@ -51,8 +50,10 @@ class TemplateConflict(TandemError, ValueError):
 
 
 def check_protected(own: Manifest, pod: Manifest, *, field: str) -> None:
-    """Raise TemplateConflict if ``pod``, the merged template, lacks or changes a part of ``own``,
-    the operator's, that must stay; the message names the field below ``field``."""
+    """Raise TemplateConflict if ``pod`` lacks or changes a required part of ``own``.
+
+    The message names the field below ``field``.
+    """
     _same_entries(
         own["metadata"]["labels"], _at(pod, "metadata", "labels"), f"{field}.metadata.labels"
     )
@@ -76,7 +77,6 @@ _WORDS = "Tandem sets this; podTemplate must not change it"
 
 
 def _at(value: Any, *path: str) -> Manifest:
-    """Return a map below a map; empty if there is none."""
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
     return value if isinstance(value, dict) else {}
@@ -125,13 +125,12 @@ def _check_container(mine: Manifest, theirs: Manifest, field: str, name: str, at
 
 
 def _asked(probe: Any) -> Manifest:
-    """Return the request of a probe."""
     given = probe if isinstance(probe, dict) else {}
     return {key: value for key, value in given.items() if key not in _TIMING}
 
 
 def _check_context(mine: Manifest, theirs: Manifest, at: str) -> None:
-    """Check our security context: it may be stricter, and have another user that is not root."""
+    """Check our security context: it may be stricter, and have another user except root."""
     own, now = mine.get("securityContext"), _at(theirs, "securityContext")
     if own is None:
         return
@@ -156,13 +155,12 @@ def _overlap(one: str, other: str) -> bool:
 
 
 def _parts(path: str) -> list[str]:
-    """Return the parts of a path as the kubelet resolves it: `..` is refused by the API server."""
+    """Return the parts of a path; the API server refuses `..`."""
     return [part for part in path.split("/") if part not in ("", ".")]
 
 
 def check_fetch(own: Manifest, theirs: Manifest, at: str) -> None:
-    """Check the container that fetches the model: other resources, another image, and a proxy are
-    allowed."""
+    """Check the fetching container: other resources, another image, and a proxy are allowed."""
     found = [each for each in _items(theirs, "initContainers") if each.get("name") == own["name"]]
     place = f"{at}[{own['name']}]"
     if len(found) != 1:

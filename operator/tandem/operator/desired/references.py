@@ -1,7 +1,4 @@
-"""Secrets that a pod uses, in any part of its spec. Pure; called by ``acceptance``.
-
-Image pull secrets are not among them: a kubelet sends them only to the registries that they name.
-"""
+"""Secrets in any part of a pod's spec, except image pull secrets."""
 
 from __future__ import annotations
 
@@ -14,13 +11,13 @@ from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.desired.naming import Identity, Manifest, Role
 
 LABEL_ALLOWED, ALLOWED = "tandem.dev/llmservices", "allowed"
-"""Label by which a Secret's owner lets the LLMServices of its namespace use it."""
+"""Label with which a Secret's owner allows LLMServices to use it."""
 ANNOTATION_SECRETS = "tandem.dev/secrets"
-"""Annotation for the admission policy: Secrets of a workload in addition to those made for it."""
+"""Annotation for the admission policy: foreign Secrets of a workload."""
 
 
 def secrets_of(pod: Any) -> set[str]:
-    """Return the names of the Secrets in a pod's spec: volumes, projections, variables, drivers."""
+    """Return the names of the Secrets in a pod's spec."""
     found: set[str] = set()
     left: list[Any] = [pod] if isinstance(pod, (dict, list)) else []
     while left:
@@ -54,10 +51,9 @@ def _is_own(owner: Identity, name: str) -> bool:
 
 
 def as_named_before(owner: Identity, secrets: Iterable[str]) -> Identity:
-    """Return the owner whose Secrets keep the names that ``secrets`` of it have.
+    """Return the owner whose Secrets keep the form of their names.
 
-    A release before this one gave names without digits. A service that has such Secrets, and no
-    others, keeps that form: its pods mount them, and an operator of that release finds them.
+    An earlier release used names without digits. A service with only such Secrets keeps that form.
     """
     plain = msgspec.structs.replace(owner, plain_secrets=True)
     usual = msgspec.structs.replace(owner, plain_secrets=False)
@@ -67,20 +63,19 @@ def as_named_before(owner: Identity, secrets: Iterable[str]) -> Identity:
 
 
 def secrets_note(owner: Identity, template: Manifest) -> dict[str, dict[str, str]]:
-    """Return the metadata of a workload that lists for the admission policy its foreign Secrets;
-    empty if there are none."""
-    usual = msgspec.structs.replace(owner, plain_secrets=False)  # the policy knows no other names
+    """Return the metadata that lists a workload's foreign Secrets for the admission policy."""
+    usual = msgspec.structs.replace(owner, plain_secrets=False)  # the policy knows only these names
     names = foreign_secrets(usual, template.get("spec"))
     return {"annotations": {ANNOTATION_SECRETS: ",".join(names)}} if names else {}
 
 
 def _is_reference(key: str) -> bool:
-    """Return whether a field is secretKeyRef, secretRef or the like, or a projection's secret."""
+    """Return whether a field refers to a Secret."""
     return key == "secret" or key.lower().endswith(("secretref", "secretkeyref"))
 
 
 def named_secrets(spec: LLMServiceSpec) -> dict[str, str]:
-    """Return the Secrets that the spec names in fields of their own, with the field."""
+    """Return the Secrets in the spec's own fields, with the field."""
     found = {}
     hub, auth = spec.model.source.hub, spec.router.auth
     if hub is not None and hub.token_secret_ref is not None:
@@ -93,6 +88,6 @@ def named_secrets(spec: LLMServiceSpec) -> dict[str, str]:
 
 
 def is_allowed(secret: Manifest) -> bool:
-    """Return whether a Secret's owner lets LLMServices use it."""
+    """Return whether a Secret's owner allows LLMServices to use it."""
     labels = secret["metadata"].get("labels") or {}
     return bool(labels.get(LABEL_ALLOWED) == ALLOWED)

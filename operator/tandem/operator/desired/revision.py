@@ -1,7 +1,6 @@
-"""The revision of a role: a digest of what the user asked for, never of the rendered pod.
+"""The revision of a role: a digest of the user's input, not of the rendered pod.
 
-So an operator upgrade, which may render pods differently, rolls nothing; and a change of one role
-rolls that role alone. Pure; called by ``compose`` and ``status``.
+So an operator upgrade rolls nothing, and a change of one role rolls only that.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _ESCAPED = {
 
 
 def as_go_writes(manifest: Manifest) -> Manifest:
-    """Return a manifest whose data, if it is a ControllerRevision, has that form."""
+    """Return a manifest; data of a ControllerRevision has Go's form."""
     if manifest.get("kind") != KIND or "data" not in manifest:
         return manifest
     return {**manifest, "data": msgspec.Raw(_encoded(manifest["data"]))}
@@ -41,27 +40,27 @@ def _encoded(value: Any) -> bytes:
 
 
 def in_order(value: Any) -> Any:
-    """Return a value whose maps have their keys in order."""
+    """Return a value with sorted maps."""
     return msgspec.json.decode(msgspec.json.encode(value, order="sorted"))
 
 
 def is_sorted(value: Any) -> bool:
-    """Return whether all maps of a value have their keys in order."""
+    """Return whether all maps of a value are sorted."""
     return msgspec.json.encode(value) == msgspec.json.encode(value, order="sorted")
 
 
 TEMPLATE_VERSION = 1
-"""Raised when pods of an older operator cannot work with those of this one: everything rolls."""
+"""Version of templates; a new one rolls all pods."""
 
 
 def digest(value: Any) -> str:
-    """Eight hex digits of a value that JSON can hold."""
+    """Return eight hex digits of a JSON value."""
     text = msgspec.json.encode(msgspec.to_builtins(value), order="deterministic")
     return blake2b(text, digest_size=4, person=b"tandem-revision").hexdigest()
 
 
 def source_digest(spec: LLMServiceSpec) -> str:
-    """Return a digest of the wanted files; routers and workers of one model share it."""
+    """Return a digest of the model's files, equal for routers and workers."""
     return digest([spec.model.source, spec.model.cache])
 
 
@@ -73,8 +72,10 @@ def revision_of(
     key_generation: int,
     wire: str | None = None,
 ) -> str:
-    """Revision of a role. ``pinned`` is what a moving source was resolved to; ``wire`` is named
-    where nothing else of the role changes."""
+    """Return the revision of a role.
+
+    ``pinned`` is the commit of a moving source; ``wire`` is set if only it changes.
+    """
     extras = [spec.image_pull_secrets, spec.labels, spec.annotations]
     shared = [
         TEMPLATE_VERSION,
@@ -86,7 +87,7 @@ def revision_of(
         spec.rollout.restart_id,
         key_generation,
         *([] if wire is None else [wire]),
-        *([extras] if any(extras) else []),  # what there was before has none
+        *([extras] if any(extras) else []),  # earlier digests have none
     ]
     own = _router_inputs(spec) if role is Role.ROUTER else _worker_inputs(spec, role)
     return digest([shared, own])
@@ -104,8 +105,10 @@ def _router_inputs(spec: LLMServiceSpec) -> list[Any]:
         router.max_stream_seconds,
         spec.disaggregation,
         spec.kv_transfer.failure_policy,
-        *([] if draws_tokens(spec) else [spec.task]),  # what there was before has no task
-        *(["grpc"] if router.service.grpc_port else []),  # which port of the Service is not theirs
+        *([] if draws_tokens(spec) else [spec.task]),  # earlier digests have no task
+        *(
+            ["grpc"] if router.service.grpc_port else []
+        ),  # the port of the Service is not in the pods
     ]
 
 

@@ -1,7 +1,4 @@
-"""The routers: Deployment, Service, and the identity with which they watch pods.
-
-Pure; called by ``compose``.
-"""
+"""The routers: Deployment, Service, and their account for watching pods."""
 
 from __future__ import annotations
 
@@ -75,7 +72,7 @@ def router_arguments(facts: Facts) -> list[str]:
 
 
 def _ports(facts: Facts) -> dict[str, int]:
-    """Return the ports of a router's container by their names."""
+    """Return the ports of a router's container by name."""
     grpc = {"grpc": names.GRPC_PORT} if facts.spec.router.service.grpc_port else {}
     return {"http": names.ROUTER_PORT, **grpc}
 
@@ -104,7 +101,7 @@ def canary_secret(owner: Identity) -> str:
 
 
 def canary_secret_of(template: Manifest) -> str | None:
-    """Return the name of the Secret with the canary's token that routers of a template mount."""
+    """Return the canary's Secret that a template of routers mounts."""
     for volume in template["spec"].get("volumes") or ():
         if volume["name"] == _CANARY_VOLUME:
             name: str | None = volume.get("secret", {}).get("secretName")
@@ -130,7 +127,7 @@ def _secrets(facts: Facts) -> tuple[list[Manifest], list[Manifest]]:
 
 
 def service(facts: Facts, revision: str | None = None) -> Manifest:
-    """Return the Service that clients use: all ready routers, or those of one revision."""
+    """Return the Service for clients: all ready routers, or those of one revision."""
     owner, section = facts.owner, facts.spec.router.service
     metadata = owner.metadata(owner.name, Role.ROUTER)
     if section.annotations:

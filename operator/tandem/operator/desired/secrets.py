@@ -1,7 +1,4 @@
-"""Secrets that the operator makes once and never writes again, and the public keys beside them.
-
-Values come from outside, so that this stays pure; ``keys`` draws them. Called by ``compose``.
-"""
+"""Secrets that the operator makes once, and the public keys."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from tandem.protocol import names
 
 LABEL_GENERATION = "tandem.dev/key-generation"
 ANNOTATION_PUBLIC = "tandem.dev/curve-public"
-"""The public key, so that it can be read without reading the Secret's data."""
+"""Annotation with the public key."""
 
 
 def keys(facts: Facts, role: Role, public: str, secret: str) -> Manifest:
@@ -31,7 +28,7 @@ def keys(facts: Facts, role: Role, public: str, secret: str) -> Manifest:
 
 
 def public_of(secret: Manifest) -> str:
-    """Return the public key of a Secret with a key pair."""
+    """Return the public key of a key pair's Secret."""
     public: str = secret["metadata"]["annotations"][ANNOTATION_PUBLIC]
     return public
 
@@ -54,7 +51,7 @@ def _secret(metadata: Manifest, data: dict[str, str]) -> Manifest:
 
 
 def peers(facts: Facts) -> Manifest:
-    """Public keys of all roles and generations that may still speak."""
+    """Return the ConfigMap of public keys of all roles and generations in use."""
     data = {f"{name}.public": public for name, public in sorted(facts.publics.items())}
     return {
         "apiVersion": "v1",

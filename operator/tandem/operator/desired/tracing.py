@@ -1,4 +1,4 @@
-"""Flags and network port of a service's processes for ``observability.tracing``. Pure."""
+"""Flags and network port for ``observability.tracing``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from tandem.operator.api.service import LLMServiceSpec
 
 HTTP_PORT = 4318
-"""Port at which collectors take OTLP by HTTP; other ports are gRPC, except for URLs with a path."""
+"""Port of OTLP by HTTP; other ports are gRPC, unless the URL has a path."""
 _ENDPOINT = "otlp-traces-endpoint"
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -28,20 +28,20 @@ def tracing_flags(spec: LLMServiceSpec) -> dict[str, object]:
 
 
 def sampling_flags(spec: LLMServiceSpec) -> dict[str, object]:
-    """Return the router's further flag: the share of calls without a trace that begin one."""
+    """Return the router's flag for the share of calls that begin a trace."""
     if spec.observability.tracing.endpoint is None:
         return {}
     return {"traces-sample-ratio": (spec.observability.tracing.sample_percent or 0) / 100}
 
 
 def tracing_port(spec: LLMServiceSpec) -> int | None:
-    """Return the port of the endpoint, which network policies must open for pods."""
+    """Return the port of the endpoint for network policies."""
     endpoint = spec.observability.tracing.endpoint
     return None if endpoint is None else _port(endpoint)
 
 
 def kept_tracing_port(arguments: Sequence[str]) -> int | None:
-    """Return the same port of a process with an existing command line."""
+    """Return the same port of an existing command line."""
     given = [value for flag, value in pairwise(arguments) if flag == f"--{_ENDPOINT}"]
     return _port(given[0]) if given else None
 
@@ -52,7 +52,7 @@ def _port(endpoint: str) -> int:
 
 
 def unusable_endpoint(spec: LLMServiceSpec) -> str | None:
-    """Return the endpoint if no process could use it."""
+    """Return the endpoint if it is unusable."""
     endpoint = spec.observability.tracing.endpoint
     if endpoint is None:
         return None
@@ -67,6 +67,6 @@ def unusable_endpoint(spec: LLMServiceSpec) -> str | None:
 
 
 def unused_share(spec: LLMServiceSpec) -> int | None:
-    """Return a share of calls to trace if there is no endpoint for spans."""
+    """Return a sampling share without an endpoint."""
     tracing = spec.observability.tracing
     return tracing.sample_percent if tracing.endpoint is None else None

@@ -1,7 +1,6 @@
-"""Deployments of prefill and decode workers: from the spec's fields to the worker's flags.
+"""Deployments of prefill and decode workers: from the spec's fields to flags.
 
-One Deployment per role and revision, whose template never changes; only its replicas move. Pure;
-called by ``compose``. Flags are held to the command line's own parser by a test.
+A Deployment of a role's revision has a fixed template; only its replicas change.
 """
 
 from __future__ import annotations
@@ -40,9 +39,10 @@ from tandem.protocol.steps import TARGET_ITL_MS, step_bound
 
 
 def step_bound_flags(spec: LLMServiceSpec, role: Role) -> list[str]:
-    """Return ``--max-itl-ms`` for a role that requests GPUs and has no bound of its own, by
-    ``extraArgs`` or a variable of its podTemplate. None for strict hand-off, or if the router
-    refuses its target."""
+    """Return ``--max-itl-ms`` for a GPU role without its own bound.
+
+    None for strict hand-off, or if the router refuses its target.
+    """
     fixed = (DisaggregationMode.NEVER, DisaggregationMode.ALWAYS)
     if spec.disaggregation.mode in fixed or not draws_tokens(spec):
         return []
@@ -60,19 +60,19 @@ def step_bound_flags(spec: LLMServiceSpec, role: Role) -> list[str]:
 
 
 def _has_gpu(resources: Manifest | None) -> bool:
-    """Return whether a container requests a GPU, as an extended resource or by a claim."""
+    """Return whether a container requests a GPU."""
     wanted = resources or {}
     names = (*map_of(wanted.get("limits")), *map_of(wanted.get("requests")))
     return bool(wanted.get("claims")) or any("gpu" in name for name in names)
 
 
 def _settings_of(words: Sequence[str]) -> Iterator[str]:
-    """Return the names of settings whose flags are among the words."""
+    """Return the settings whose flags are among the words."""
     return (each[2:].split("=", 1)[0].replace("-", "_") for each in words if each[:2] == "--")
 
 
 def _settings_in(template: Manifest) -> Iterator[str]:
-    """Return the names of settings in a podTemplate's variables; none for another shape."""
+    """Return the settings in a podTemplate's variables."""
     for container in maps_of(map_of(template.get("spec")).get("containers")):
         if container.get("name") != MAIN:
             continue
@@ -87,11 +87,11 @@ _UCX_TLS = {
     TransportChoice.TCP: "tcp,cuda_copy,self",
     TransportChoice.RDMA: "rc,cuda_copy,cuda_ipc,self",
 }
-"""UCX transports that a choice allows; without one UCX chooses, and may fall back to TCP."""
+"""UCX transports by choice; by default UCX may use TCP."""
 
 
 def worker_template(facts: Facts, role: Role) -> Manifest:
-    """Pod template of a role. Raises TemplateConflict."""
+    """Return the pod template of a role. Raises TemplateConflict."""
     spec = facts.spec
     section = worker_role(spec, role)
     volumes, mounts = node_folders(facts)
@@ -117,8 +117,7 @@ def _ports(facts: Facts, role: Role) -> dict[str, int]:
 
 
 def kept_probe_port(template: Manifest) -> int | None:
-    """Port of probes and metrics of a worker's template that was made before; None where it does
-    not say."""
+    """Return the probe port of an existing worker template, or None."""
     ports = main_of(template).get("ports") or ()
     return next((each["containerPort"] for each in ports if each.get("name") == _PROBE_PORT), None)
 
@@ -186,8 +185,10 @@ def _transfer_flags(facts: Facts) -> Flags:
 
 
 def _connector(transfer: KVTransfer, *, meets: bool) -> str | None:
-    """The connector's name. With RDMA alone it is NIXL: ``auto`` would fall back to TCP where that
-    does not load. In a node's folder ``auto`` is needed, for links within the node."""
+    """Return the connector's name.
+
+    NIXL for RDMA alone, as ``auto`` may use TCP; ``auto`` in a node's folder.
+    """
     choice = transfer.connector
     open_choice = choice in (None, Connector.AUTO)
     if open_choice and transfer.transport is TransportChoice.RDMA and not meets:

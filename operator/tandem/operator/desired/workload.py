@@ -1,8 +1,6 @@
-"""Deployments and the stored templates from which they are made again.
+"""Deployments, and the stored templates from which they are made again.
 
-A revision's template is rendered once and kept in a ControllerRevision: an operator upgrade, or the
-repair of a Deployment that somebody deleted or edited, uses what is stored and rolls nothing. Pure;
-called by ``compose``.
+A template is rendered once and kept in a ControllerRevision, so upgrades and repairs roll nothing.
 """
 
 from __future__ import annotations
@@ -19,12 +17,12 @@ RevisionKey = tuple[Role, str]
 
 
 def rendered(facts: Facts, role: Role) -> Manifest:
-    """Template of the revision that the spec asks for. Raises TemplateConflict."""
+    """Return the template of the spec's revision. Raises TemplateConflict."""
     return router_template(facts) if role is Role.ROUTER else worker_template(facts, role)
 
 
 def stored_template(facts: Facts, role: Role, revision: str, template: Manifest) -> Manifest:
-    """Return the ControllerRevision that keeps a template."""
+    """Return the ControllerRevision of a template."""
     owner = facts.owner
     labels = {names.LABEL_ROLE: role, names.LABEL_REVISION: revision}
     return {

@@ -1,1 +1,1 @@
-"""Leadership and wake-ups of the operator: the Lease, watches, the periodic list and the queue."""
+"""Leadership and wake-ups of the operator: Lease, watches, periodic lists, queue."""

@@ -1,9 +1,7 @@
-"""Leader election over one Lease, in a thread with a client of its own.
+"""Leader election over one Lease, in a thread with its own client.
 
-Outside kopf's loop on purpose: a busy or stuck loop must not lose the Lease, and a leader that
-cannot renew must end before another begins, which a watchdog ensures. Semantics as client-go's
-leaderelection. The holder's clock is never compared with ours: the time for which the Lease is
-unchanged from here counts, and for a leader the begin of its last good renewal.
+Outside kopf's loop, which may be busy; a watchdog ends a leader that cannot renew. Semantics as
+client-go's leaderelection: only the local clock counts.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from tandem.operator.settings import OperatorSettings
 logger = logging.getLogger(__name__)
 
 EXIT_LOST = 3
-"""Exit status of a leader that could not renew; 1 where its interpreter was stuck."""
+"""Exit status of a leader that could not renew."""
 
 
 def end_process() -> None:
@@ -36,11 +34,12 @@ def end_process() -> None:
 
 
 class Watchdog:
-    """``feed`` before the time is over, or ``lost`` is called, once."""
+    """Calls ``lost`` once if ``feed`` is not called in time."""
 
     def __init__(self, lost: Callable[[], None], *, by_force_after: float | None) -> None:
-        """``by_force_after`` seconds past the deadline the process ends without ``lost``; None
-        leaves it at ``lost``."""
+        """``by_force_after``: seconds after the deadline until the process ends without
+        ``lost``.
+        """
         self._lost = lost
         self._by_force_after = by_force_after
         self._deadline: float | None = None
@@ -51,7 +50,7 @@ class Watchdog:
         self._thread.start()
 
     def feed(self, deadline: float) -> None:
-        """Set the deadline to ``deadline``, by the monotonic clock."""
+        """Set the deadline on the monotonic clock."""
         with self._changed:
             if self._stopped:
                 return
@@ -62,7 +61,7 @@ class Watchdog:
                 faulthandler.dump_traceback_later(left, exit=True, file=self._silent)
 
     def stop(self) -> None:
-        """Stop for good: a renewal that comes late has no effect."""
+        """Stop for good."""
         with self._changed:
             self._stopped = True
             self._deadline = None
@@ -77,7 +76,7 @@ class Watchdog:
         self._lost()
 
     def _is_over(self) -> bool:
-        """Wait for what comes first: a change or the deadline; whether that is over."""
+        """Wait for a change or the deadline; return whether it has passed."""
         with self._changed:
             if self._deadline is None:
                 self._changed.wait()
@@ -91,13 +90,13 @@ class Watchdog:
 
 
 LONGEST_CALL = 0.5
-"""Share of the renew deadline that a call about the Lease may take."""
+"""Maximum share of the renew deadline for a call about the Lease."""
 _HANGS = 6
-"""Number of retry periods that one try may last before the election counts as stuck."""
+"""Retry periods of one attempt after which the election counts as stuck."""
 
 
 class Leader:
-    """Election of one replica: ``start``, wait for ``acquired``; ``release`` at the end."""
+    """Election of one replica: ``start``, wait for ``acquired``, and ``release``."""
 
     def __init__(
         self,
@@ -107,8 +106,9 @@ class Leader:
         fence: Fence | None = None,
         lost: Callable[[], None] = end_process,
     ) -> None:
-        """Prepare the election. ``fence`` stays open for as long as the Lease holds; ``lost`` is
-        called at the deadline in the watchdog's thread."""
+        """``fence`` is open while the Lease holds; ``lost`` is called at the deadline, by the
+        watchdog.
+        """
         self._cluster = cluster
         self._settings = settings
         self._fence = fence or Fence()
@@ -126,12 +126,10 @@ class Leader:
         self._thread = threading.Thread(target=self._run, name="leader", daemon=True)
 
     def start(self) -> None:
-        """Try for the Lease from now on."""
         self._thread.start()
 
     def release(self) -> None:
-        """Give the Lease back, so that another replica takes over at once. It lapses by itself
-        instead while a write of ours is under way."""
+        """Release the Lease for another replica, unless a write is in progress."""
         ended = self._fence.close(self._settings.retry_seconds)
         self._stop.set()
         self._thread.join(timeout=self._settings.renew_deadline * LONGEST_CALL)
@@ -159,9 +157,9 @@ class Leader:
             self._stop.wait(self._settings.retry_seconds)
 
     def _renewed(self, deadline: float) -> None:
-        """Record that the Lease is ours; others may take it some time after ``deadline``."""
+        """Record that the Lease is ours; others may take it after ``deadline``."""
         if not self.acquired.is_set() and time.monotonic() > deadline:
-            return  # took so long that it may be over already: renew first
+            return  # it may have expired: renew first
         self._fence.open_until(deadline)
         self._watchdog.feed(deadline)
         if not self.acquired.is_set():
@@ -169,12 +167,12 @@ class Leader:
             self.acquired.set()
 
     def alive(self) -> bool:
-        """Return whether the election goes on; a try that hangs has ended it."""
+        """Return whether the election continues; a hanging attempt has ended it."""
         longest = self._settings.lease_seconds + _HANGS * self._settings.retry_seconds
         return self._thread.is_alive() and time.monotonic() - self._round < longest
 
     def _try_safely(self) -> bool:
-        """Try, and catch every error: a leader whose thread died would lead for ever."""
+        """Try, and catch every error: the thread must not end."""
         try:
             return self._try()
         except Exception:
@@ -182,7 +180,7 @@ class Leader:
             return False
 
     def _try(self) -> bool:
-        """Take or renew the Lease; return whether we hold it now."""
+        """Take or renew the Lease; return whether it is ours."""
         try:
             lease = self._read()
             if self.acquired.is_set() and _holder(lease) != self.identity:
@@ -203,7 +201,6 @@ class Leader:
         return self._cluster.get("Lease", self._settings.own_namespace, self._settings.lease_name)
 
     def _end(self, why: str) -> None:
-        """End at once: another replica may lead already."""
         if self._stop.is_set():
             return
         logger.error("%s: ending", why)
@@ -213,8 +210,10 @@ class Leader:
         self._lost()
 
     def _may_make(self) -> bool:
-        """Return whether a Lease may be made. An absent one may have been deleted under a leader,
-        which requires time to detect that."""
+        """Return whether a Lease may be made.
+
+        After a deletion its leader must have time to detect it.
+        """
         if self._absent is None:
             logger.info(
                 "the Lease does not exist; creating it in %.0f s", self._settings.lease_seconds
@@ -223,7 +222,7 @@ class Leader:
         return time.monotonic() - self._absent > self._settings.lease_seconds
 
     def _is_free(self, lease: Manifest) -> bool:
-        """Return whether the Lease is ours, given back, never held, or unchanged for its term."""
+        """Return whether the Lease is ours, released, never held, or expired."""
         self._absent = None
         holder = _holder(lease)
         version, now = lease["metadata"]["resourceVersion"], time.monotonic()
@@ -264,11 +263,10 @@ class Leader:
 
 
 def _holder(lease: Manifest | None) -> str:
-    """Return the holder of the Lease; empty without one."""
+    """Return the holder of the Lease, or ""."""
     return "" if lease is None else _spec_of(lease).get("holderIdentity") or ""
 
 
 def _spec_of(lease: Manifest) -> Manifest:
-    """Return the spec; empty in a Lease of another program."""
     spec: Manifest = lease.get("spec") or {}
     return spec

@@ -1,7 +1,6 @@
-"""The work queue: keys, each at most once, never two workers on one key, failures again later.
+"""The work queue: each key at most once, one worker per key, retries after failures.
 
-kopf does not retry ``on.event`` handlers, so they only add keys here; so does the periodic list.
-Plain threads, because the Kubernetes client blocks. Called by ``watch`` and ``probing``.
+Threads, because the Kubernetes client blocks.
 """
 
 from __future__ import annotations
@@ -21,14 +20,16 @@ logger = logging.getLogger(__name__)
 
 FIRST_BACKOFF, LAST_BACKOFF = 1.0, 60.0
 _DOUBLINGS = 6
-"""Doublings after which the last backoff is reached; a float would not hold the thousandth."""
+"""Maximum doublings of the backoff."""
 LONGEST_REST = 2.0
-"""Longest rest. A service rests between two looks for as long as a look takes, up to this. If every
-call is slow, looks from a storm of events leave half of the time to watches and repairs."""
+"""Maximum seconds of rest after a look, which otherwise equals its duration.
+
+So watches and repairs get half of the time.
+"""
 
 
 class WorkQueue:
-    """Queue of keys: deduplicates, serialises per key, backs off. Thread-safe."""
+    """Queue of keys. Thread-safe."""
 
     def __init__(
         self, metrics: OperatorMetrics, clock: Callable[[], float] = time.monotonic
@@ -39,7 +40,7 @@ class WorkQueue:
         self._heap: list[tuple[float, Key]] = []
         self._busy: set[Key] = set()
         self._asked: dict[Key, dict[Trigger, float]] = {}
-        """Reasons for a look at a key, each with its latest time."""
+        """Reasons for a look by key, with their latest times."""
         self._taken_for: dict[Key, tuple[Trigger, ...]] = {}
         self._failures: dict[Key, int] = {}
         self._changed = threading.Condition()
@@ -50,7 +51,7 @@ class WorkQueue:
         return partial(self.add, why=why)
 
     def why(self, key: Key) -> tuple[Trigger, ...]:
-        """Return the reasons of the look that runs for ``key``."""
+        """Return the reasons of the current look for ``key``."""
         with self._changed:
             return self._taken_for.get(key, ())
 
@@ -68,7 +69,7 @@ class WorkQueue:
             self._changed.notify()
 
     def take(self, timeout: float | None = None) -> Key | None:
-        """Return the next due key that no worker has; None when stopped or timed out."""
+        """Return the next due key without a worker; None when stopped or timed out."""
         limit = None if timeout is None else self._clock() + timeout
         with self._changed:
             while not self._stopped:
@@ -87,11 +88,11 @@ class WorkQueue:
         return None
 
     def _next(self) -> tuple[Key | None, float]:
-        """Return a key that may be taken, or the seconds to wait for one."""
+        """Return a key, or the seconds to wait for one."""
         now, parked, found = self._clock(), [], None
         while self._heap and found is None:
             due, key = self._heap[0]
-            if self._due.get(key) != due:  # an earlier date replaced this one
+            if self._due.get(key) != due:  # replaced by an earlier date
                 heapq.heappop(self._heap)
             elif due > now:
                 break
@@ -106,13 +107,15 @@ class WorkQueue:
         return found, max(0.01, min(later) - now) if later else 60.0
 
     def _come(self, key: Key) -> tuple[Trigger, ...]:
-        """Return the due reasons for looking at ``key``; later ones are served by the same look."""
+        """Return the due reasons for looking at ``key``; later ones are included."""
         now = self._clock()
         return tuple(why for why, due in self._asked.pop(key, {}).items() if due <= now)
 
     def done(self, key: Key, *, again: float | None = None, rest: float = 0.0) -> None:
-        """Record that ``key`` was looked at; look again later if requested, and not before ``rest``
-        seconds are over if another look was requested meanwhile."""
+        """Record a look at ``key``; look again after ``again`` seconds.
+
+        A look that was requested meanwhile waits for ``rest`` seconds.
+        """
         with self._changed:
             self._busy.discard(key)
             self._taken_for.pop(key, None)
@@ -125,7 +128,7 @@ class WorkQueue:
             self.add(key, again, why=Trigger.AGAIN)
 
     def failed(self, key: Key) -> float:
-        """Record that the look failed; return the seconds until the next one."""
+        """Record a failed look; return the seconds until the next one."""
         with self._changed:
             self._busy.discard(key)
             self._taken_for.pop(key, None)
@@ -137,7 +140,7 @@ class WorkQueue:
         return wait
 
     def stop(self) -> None:
-        """Stop: wake all waiting threads; no key is taken any more."""
+        """Stop, and wake all waiting threads."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -146,7 +149,7 @@ class WorkQueue:
 def work(
     queue: WorkQueue, reconcile: Callable[[Key], float | None], metrics: OperatorMetrics
 ) -> None:
-    """Take keys and look at them until the queue stops; a thread's whole life."""
+    """Look at keys until the queue stops, as a thread's main function."""
     while (key := queue.take()) is not None:
         started = time.perf_counter()
         try:
@@ -154,7 +157,7 @@ def work(
         except ClusterError as error:
             metrics.errors.labels(str(error.status)).inc()
             logger.warning("%s/%s: %s; again in %.0f s", *key, error, queue.failed(key))
-        except Exception:  # one broken service must not stop the others
+        except Exception:  # one broken service must not stop others
             metrics.errors.labels("bug").inc()
             logger.exception("%s/%s: unexpected; again in %.0f s", *key, queue.failed(key))
         else:

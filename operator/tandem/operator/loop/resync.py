@@ -1,11 +1,7 @@
-"""The periodic lists: they find changes that no watch reported, and every service is looked at.
+"""Periodic lists, which find changes that no watch reported; every service is looked at.
 
-One list a kind and namespace in every period, spread over it, in pages: their cost for the API
-server does not grow with the number of looks. Liveness is the age of these lists. A watched
-namespace whose services may not be listed (it was deleted, and its Role with it) is left out until
-they may, which is tried every few seconds: it does not delay the others. One refusal alone does not
-count: a webhook that is away, or a Role that is replaced, refuses for a moment. Called by ``run``
-in a thread while this replica leads.
+One list per kind and namespace in every period, in pages. Liveness is their age. A namespace that
+refuses its lists twice is skipped until it allows them again.
 """
 
 from __future__ import annotations
@@ -31,12 +27,12 @@ _RETRY = 2.0
 _EXPIRED = 410
 _SHUT = (403, 404)
 _ASK_SHUT = (5.0, 10.0)
-"""Seconds, at random between them, after which a namespace that is left out is tried again."""
+"""Minimum and maximum seconds after which a skipped namespace is tried again."""
 _SPREAD = 0.9
 """Share of a period over which its looks are spread."""
 
 Place = tuple[str, str | None]
-"""Kind, and namespace or None for the whole cluster."""
+"""Kind, and namespace or None for the cluster."""
 
 
 class Resync:
@@ -50,7 +46,7 @@ class Resync:
         wake: Callable[..., None],
         metrics: OperatorMetrics,
     ) -> None:
-        """Start without lists. ``wake`` takes a service and the seconds until its look."""
+        """``wake`` takes a service and the seconds until its look."""
         self._cluster = cluster
         self._store = store
         self._period = settings.resync_seconds
@@ -63,25 +59,24 @@ class Resync:
         self._shut: frozenset[str] = frozenset()
         """Namespaces whose services may not be listed."""
         self._refused: dict[str, float] = {}
-        """Times of the first refusals of namespaces of which no list has succeeded since."""
+        """First refusals of namespaces without a later successful list."""
         self._good: dict[Place, float] = {}
         self.filled = threading.Event()
-        """Set once everything was listed: looks may begin."""
+        """Set after everything was listed: looks may begin."""
 
     def age(self) -> float:
-        """Return the seconds since the oldest of the last good lists, or since ``run`` began; 0
-        before that: a standby lists nothing, however long it waits."""
+        """Return the seconds since the oldest of the last lists; 0 before ``run``."""
         now, shut = time.monotonic(), self._shut
         good = dict(self._good)
         return now - min((at for (_, where), at in good.items() if where not in shut), default=now)
 
     def served(self) -> tuple[str, ...]:
-        """Return the watched namespaces whose services may be listed; none if all are watched."""
+        """Return the watched namespaces that may be listed; none if all are watched."""
         shut = self._shut
         return tuple(each for each in self._namespaces if each not in shut)
 
     def run(self, stop: threading.Event) -> None:
-        """List until ``stop``: all at once first, then each in its turn."""
+        """List until ``stop``: all at once first, then in turns."""
         began = time.monotonic()
         self._good = dict.fromkeys(self._places, began)
         due = [(began, number) for number in range(len(self._places))]
@@ -102,17 +97,17 @@ class Resync:
                 self.filled.set()
 
     def _once(self, place: Place) -> bool:
-        """List one kind, if it may be listed; return whether it succeeded."""
+        """List one kind, if allowed; return whether it succeeded."""
         kind, namespace = place
         opens = namespace in self._shut
         if opens and kind != SERVICE:
-            return True  # with its services, once these answer
+            return True  # with its services, when these answer
         try:
             items, version = self._list(kind, namespace)
         except ClusterError as error:
             self._metrics.lists.labels("error").inc()
             shut = error.status in _SHUT and self._is_shut(place)
-            if not (shut and opens):  # told once
+            if not (shut and opens):  # logged once
                 logger.warning("the list of %s in %s: %s", kind, namespace or "the cluster", error)
             if shut and namespace is not None and not opens:
                 logger.warning("namespace %s is left out until it answers", namespace)
@@ -124,8 +119,7 @@ class Resync:
         return True
 
     def _is_shut(self, refused: Place) -> bool:
-        """Return whether a namespace that refused a list refuses its services' list as well, and
-        did so at the previous try. Checked at once: kopf ends by refusals within a minute."""
+        """Return whether a namespace refused twice: kopf ends after refusals within a minute."""
         kind, namespace = refused
         if namespace is None:
             return False
@@ -134,7 +128,7 @@ class Resync:
         now = time.monotonic()
         first = self._refused.get(namespace, now)
         if first < now < first + _RETRY:
-            return False  # what refused then is tried again soon
+            return False  # an older refusal is tried again soon
         if kind != SERVICE and not self._refuses_services(namespace):
             return False
         self._refused.setdefault(namespace, now)
@@ -148,8 +142,7 @@ class Resync:
         return False
 
     def _open(self, namespace: str) -> bool:
-        """List all children of a namespace that answers again, before its services are looked at;
-        return whether it succeeded."""
+        """List all children of a namespace that answers again; return whether it succeeded."""
         try:
             for kind in CHILDREN:
                 self._took((kind, namespace), *self._list(kind, namespace))
@@ -176,7 +169,7 @@ class Resync:
             self._look_at(items, changed)
 
     def _look_at(self, services: list[Manifest], woken: set[Key]) -> None:
-        """Schedule each service once in this period, at a time of its own."""
+        """Schedule each service once in this period."""
         self._metrics.services.set(self._store.count(SERVICE))
         for item in services:
             key = (item["metadata"]["namespace"], item["metadata"]["name"])
@@ -184,7 +177,7 @@ class Resync:
                 self._wake(key, random.random() * self._period * _SPREAD)
 
     def _list(self, kind: str, namespace: str | None) -> tuple[list[Manifest], str]:
-        """Return all objects of a kind with our label, in pages of one moment, and the version."""
+        """Return all objects of a kind with our label, in pages, and the version."""
         selector = "" if kind == SERVICE else LABEL_SERVICE
         items: list[Manifest] = []
         token = ""
@@ -196,7 +189,7 @@ class Resync:
             except ClusterError as error:
                 if error.status != _EXPIRED or not token:
                     raise
-                items, token = [], ""  # so many pages that their moment was forgotten
+                items, token = [], ""  # the version of the pages has expired
                 continue
             items += page["items"]
             token = page["metadata"].get("continue") or ""

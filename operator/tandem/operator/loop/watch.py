@@ -1,8 +1,6 @@
-"""Watch streams by kopf, which reconnects them. Called by ``run`` while this replica leads.
+"""Watch streams by kopf. Every event is stored, and wakes its service.
 
-Every event goes into the store that looks read, and wakes its service. Only ``on.event``: no
-finalizer, no annotation, no state of kopf's on any object. The periodic list finds events that kopf
-misses.
+Only ``on.event``: no finalizer, annotation or state of kopf's on any object.
 """
 
 from __future__ import annotations
@@ -59,13 +57,13 @@ class WatchEvents:
     service: Callable[[Key], None]
     """Called after a service changed."""
     child: Callable[..., None]
-    """Called after a child of a service changed: its key, the object, ``deleted``."""
+    """Called after a child changed: its key, the object, ``deleted``."""
     store: Store
     metrics: OperatorMetrics
 
 
 def _log_in(**given: Any) -> kopf.ConnectionInfo | None:
-    """Log in as a pod's own account, else by a kubeconfig; by files only, then the client's way."""
+    """Log in by the pod's account, else by a kubeconfig."""
     found = service_account() or kopf.login_with_kubeconfig(**given)
     return found or kopf.login_via_client(**given)
 
@@ -73,10 +71,10 @@ def _log_in(**given: Any) -> kopf.ConnectionInfo | None:
 def service_account(
     folder: Path = _ACCOUNT, environ: Mapping[str, str] = os.environ
 ) -> kopf.ConnectionInfo | None:
-    """Return a pod's own account, or None outside of pods.
+    """Return the pod's account, or None outside of pods.
 
-    It has the API server's address: kopf's own login uses its name, and then no watch works while
-    the cluster's DNS is away. Called again when a token has expired.
+    It has the API server's address: kopf's own login requires DNS. Called again when a token has
+    expired.
     """
     try:
         token = (folder / "token").read_text().strip()
@@ -91,9 +89,9 @@ def service_account(
 
 
 def registry_of(heard: WatchEvents) -> kopf.OperatorRegistry:
-    """Return the handlers that pass events on."""
+    """Return handlers that pass events on."""
     registry = kopf.OperatorRegistry()
-    # kopf's own patience after a failed login is a minute, in which nothing is watched
+    # kopf's default after a failed login is a minute without watches
     kopf.on.login(registry=registry, id="login", backoff=_LOGIN_SECONDS)(_log_in)
 
     async def on_service(namespace: str | None, name: str | None, event: Any, **_: Any) -> None:
@@ -121,7 +119,7 @@ def _child_handler(plural: str, heard: WatchEvents) -> Any:
         service = labels.get(LABEL_SERVICE)
         if namespace and service:
             if not _is_news(heard.store, _KINDS[plural], event):
-                return  # what we wrote ourselves, or what a list has told
+                return  # written by us, or known from a list
             key, gone = (namespace, service), event["type"] == "DELETED"
             heard.child(key, {"kind": _KINDS[plural], **event["object"]}, deleted=gone)
 
@@ -129,7 +127,7 @@ def _child_handler(plural: str, heard: WatchEvents) -> Any:
 
 
 def _is_news(store: Store, kind: str, event: Any) -> bool:
-    """Store the object of an event; return whether it was new to the store."""
+    """Store the object of an event; return whether it was new."""
     item = event["object"]
     metadata = item["metadata"]
     if event["type"] == "DELETED":
@@ -139,7 +137,7 @@ def _is_news(store: Store, kind: str, event: Any) -> bool:
 
 
 def settings_of() -> kopf.OperatorSettings:
-    """Return kopf's settings: short timeouts, no posted events, no scan of the cluster."""
+    """Return kopf's settings: short timeouts, no posted events, no scan."""
     settings = kopf.OperatorSettings()
     settings.scanning.disabled = True
     settings.posting.enabled = False
@@ -159,9 +157,8 @@ def run(
     stop: threading.Event,
     served: Callable[[], tuple[str, ...]],
 ) -> None:
-    """Watch until ``stop`` or a signal, of the watched namespaces those that ``served`` names at
-    the time. Raises kopf's errors when it cannot go on."""
-    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # else a line an event
+    """Watch the namespaces of ``served`` until ``stop`` or a signal. Raises kopf's errors."""
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # else a line per event
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)  # signals are ours
     asyncio.run(_run(settings, heard, stop, served))
 
@@ -173,7 +170,7 @@ async def _run(
     served: Callable[[], tuple[str, ...]],
 ) -> None:
     while not stop.is_set():
-        # kopf waits for a thread's event in a thread, which would outlive a failure: ask here.
+        # kopf would wait for a threading.Event in a thread that outlives a failure.
         flag = asyncio.Event()
         namespaces = served()
         asking = asyncio.create_task(_forward(stop, partial(_is_now, served, namespaces), flag))

@@ -1,1 +1,1 @@
-"""HTTP requests to pods, outside the reconciliation, which must not wait for them."""
+"""HTTP requests to pods, outside the reconciliation."""

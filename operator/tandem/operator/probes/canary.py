@@ -1,11 +1,8 @@
 """The canary: one question through router, prefill and decode, compared with decode alone.
 
-For a task without tokens it requests a vector, classes or a score (``canary_pooled``).
-
-Any language model continues a series of numbers with certainty, so that both answers must be equal
-though they were computed in different steps. A salt of its own keeps the question from hitting a
-cached prefix, which would not cross the KV path. Sends HTTP to one router pod; called by
-``probing`` in a thread.
+Models continue a series of numbers with certainty, so both answers must be equal. A salt prevents
+cache hits, which would skip the KV path. For pooling tasks it requests a vector, classes or a
+score.
 """
 
 from __future__ import annotations
@@ -30,12 +27,11 @@ from tandem.protocol import names
 
 TEXTS = ["The capital of France is Paris.", "A cat sat on the mat."]
 LIKE_ITSELF = 1e-2
-"""Largest distance from one of the cosine of a text's vector with itself: steps of other sizes
-round otherwise."""
+"""Maximum difference from 1 of a vector's cosine with itself."""
 
 
 class CanaryError(Exception):
-    """The answer cannot be used; the text describes it."""
+    """The answer is wrong; the text describes it."""
 
 
 def embeddings(answer: Mapping[str, Any]) -> str:
@@ -75,7 +71,6 @@ POOLED: Mapping[Task, tuple[str, dict[str, Any], Callable[[Mapping[str, Any]], s
     Task.CLASSIFY: ("/classify", {"input": TEXTS}, classes),
     Task.SCORE: ("/v1/score", {"text_1": TEXTS[0], "text_2": TEXTS}, scores),
 }
-"""Path, body and check by task."""
 
 
 def _items(answer: Mapping[str, Any], count: int) -> list[Mapping[str, Any]]:
@@ -112,14 +107,14 @@ TOKENS = 8
 TIMEOUT = 30.0
 FLEET_TIMEOUT = 5.0
 _FULL = ("overloaded", "rate_limit_exceeded", "capacity")
-"""Codes of a router without room in its queue, or in its workers."""
+"""Codes of a full router or full workers."""
 _LATE = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.GATEWAY_TIMEOUT)
 _RATES = ("prompt_tokens_per_s", "generated_tokens_per_s")
 _DISAGGREGATED, _AGGREGATED = "disaggregated", "aggregated"
 
 
 class CanaryQueued(CanaryError):
-    """The question got no turn: that proves nothing of the answer."""
+    """The question got no turn, which proves nothing."""
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,16 +126,16 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     """Secret that marks canaries."""
     targets: str
-    """Name of the revisions that are checked, as ``rollout`` names them."""
+    """Name of the checked revisions."""
     prefill_revision: str | None
-    """Revision of the prefill workers; None is without hand-off."""
+    """Revision of the prefill workers; None without hand-off."""
     decode_revision: str | None
-    """Revision of the decode workers; None is prefill workers alone."""
+    """Revision of the decode workers; None for prefill workers alone."""
     task: Task = Task.GENERATE
 
 
 def ask(question: Question, now: float) -> Verdict:
-    """Send the question, compare, and judge. Never raises for a router's answer, or none."""
+    """Send the question and judge the answers. Never raises for a router's failure."""
     try:
         if question.task is Task.GENERATE:
             reason, message = _judge(question)
@@ -184,7 +179,7 @@ def complete(question: Question, shape: str) -> tuple[str, str | None]:
 def post(
     question: Question, path: str, fields: dict[str, Any], shape: str | None = None
 ) -> tuple[dict[str, Any], str | None]:
-    """Return the router's answer, and the shape in which it was served. Raises CanaryError."""
+    """Return the router's answer and its serving shape. Raises CanaryError."""
     body = {"model": question.model, "cache_salt": secrets.token_hex(8), **fields}
     given = {
         names.HEADER_CANARY: question.token,
@@ -216,7 +211,7 @@ def post(
 
 
 def is_full(status: int, body: str) -> bool:
-    """Return whether a router refuses a request only because it has too many others."""
+    """Return whether a router refuses because it has too many requests."""
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         return True
     try:
@@ -227,7 +222,7 @@ def is_full(status: int, body: str) -> bool:
 
 
 def serves_others(question: Question) -> bool:
-    """Return whether workers compute or generate tokens now: a late answer then only waited."""
+    """Return whether workers are busy now: a late answer then only waited."""
     try:
         workers = read_fleet(question.base_url, question.token, FLEET_TIMEOUT)["workers"]
         return any(each.get(rate) for each in workers for rate in _RATES)
@@ -241,7 +236,7 @@ def _is_timeout(error: Exception) -> bool:
 
 
 def _said(error: urllib.error.HTTPError) -> str:
-    """Return the beginning of an error's body, as far as it can be read."""
+    """Return the beginning of an error's body."""
     try:
         return error.read(500).decode(errors="replace")
     except (OSError, HTTPException) as lost:

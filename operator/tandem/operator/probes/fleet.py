@@ -1,4 +1,4 @@
-"""Links between workers from a router's ``/debug/fleet``, as the status shows them."""
+"""Links between workers from a router's ``/debug/fleet``, for the status."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ TIMEOUT = 5.0
 _MOST = 32
 _MOST_REASONS = 2
 _MOST_CHARACTERS = 253
-"""Most characters of a text in the status."""
+"""Maximum characters of a text in the status."""
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 def read_links(base_url: str, expected: int, token: str) -> Links | None:
-    """Return the links of the router at ``base_url``, at least ``expected``; None: no answer."""
+    """Return the links of the router at ``base_url``, at least ``expected``; None without an
+    answer.
+    """
     try:
         return links_of(read_fleet(base_url, token, TIMEOUT), expected)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return None  # nothing came, or something of another shape
+        return None  # no answer, or an invalid one
 
 
 def read_fleet(base_url: str, token: str, timeout: float) -> dict[str, Any]:
-    """Return a router's fleet; the canary's token passes its API keys. Raises OSError or
-    ValueError."""
+    """Return a router's fleet, with the canary's token. Raises OSError or ValueError."""
     headers = {names.HEADER_CANARY: token}
     request = urllib.request.Request(f"{base_url}/debug/fleet", headers=headers)
     try:
@@ -48,8 +49,7 @@ def read_fleet(base_url: str, token: str, timeout: float) -> dict[str, Any]:
 
 
 def links_of(fleet: dict[str, Any], expected: int) -> Links:
-    """Return the links of a router's fleet: those that their decode worker reports as up (it does
-    not if it has one in quarantine itself) and that the router has not closed."""
+    """Return the links of a fleet: up, and not closed by the router."""
     workers, closed = fleet.get("workers", ()), fleet.get("quarantined", ())
     pods = {worker.get("incarnation"): worker.get("pod") for worker in workers}
     states = {
@@ -78,8 +78,10 @@ def links_of(fleet: dict[str, Any], expected: int) -> Links:
 
 
 def steadied(links: Links, before: Links | None) -> Links:
-    """Return ``links`` with the rate of ``before`` if theirs is within a fifth of it: a rate
-    changes with each hand-off, and a status that changes is written."""
+    """Return ``links`` with the rate of ``before`` if they differ by less than a fifth.
+
+    So the status does not change with each hand-off.
+    """
     old = None if before is None else before.median_megabytes_per_second
     new = links.median_megabytes_per_second
     if old is None or new is None or abs(new - old) > old / 5:
@@ -88,20 +90,21 @@ def steadied(links: Links, before: Links | None) -> Links:
 
 
 def _pod(pods: Mapping[str | None, str | None], incarnation: str) -> str:
-    """Return a worker's pod; its incarnation if the router did not find it through the cluster."""
+    """Return a worker's pod, or its incarnation."""
     return pods.get(incarnation) or incarnation
 
 
 def _median_rate(links: Iterable[dict[str, Any]]) -> int | None:
-    """Return MB/s of the median link with a known rate, 1 at least; None if there is none."""
+    """Return MB/s of the median link with a known rate, at least 1, or None."""
     rates = [rate for each in links if (rate := each.get("gb_per_s") or 0.0) > 0]
     return max(1, round(1000 * statistics.median(rates))) if rates else None
 
 
 def why_down(links: Iterable[dict[str, Any]]) -> list[str]:
-    """Return why links are down: the most frequent reasons of ``links`` (``handoff_links`` of a
-    fleet), each with its count. Reasons that differ in numbers alone, as measured rates do, are
-    one; its text is the first by alphabet."""
+    """Return the most frequent reasons why links are down, with their counts.
+
+    Reasons that differ in numbers only are one.
+    """
     reasons = sorted(str(each.get("reason", "")) for each in links if each.get("state") == "down")
     said: dict[str, str] = {}
     for reason in reasons:

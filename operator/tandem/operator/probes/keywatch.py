@@ -1,9 +1,6 @@
-"""Check that running pods have read new public keys, so that a rotation waits no longer.
+"""Check that running pods have read new public keys, so that a rotation need not wait longer.
 
-A pod gets a changed ConfigMap when its kubelet next syncs it, a minute or more later, or at once
-when the pod itself changes: so pods that lack keys get an annotation. For a pod that cannot be
-reached the wait is the longest time of a sync. Fed by ``reconcile``; sends requests in threads of
-its own.
+Pods without the keys get an annotation, which makes their kubelet sync.
 """
 
 from __future__ import annotations
@@ -37,21 +34,21 @@ class PodAccess:
     probe_port: int
     """Probe port of workers."""
     others: Mapping[RevisionKey, int]
-    """Probe ports of revisions that were made with another one, if they are known."""
+    """Different probe ports of other revisions."""
     token: str
-    """Token of the canary, which passes the API keys of routers."""
+    """Token of the canary."""
 
 
 @dataclass(slots=True)
 class _State:
     read: dict[str, frozenset[str]] = field(default_factory=dict)
-    """Keys that pods have, by the pod's UID."""
+    """Keys of pods, by UID."""
     nudged: dict[str, float] = field(default_factory=dict)
     busy: bool = False
 
 
 class KeyWatch:
-    """Keys that pods have read. Answers from memory, and sends requests in threads. Thread-safe."""
+    """Keys that pods have read; requests run in threads. Thread-safe."""
 
     def __init__(self, cluster: Cluster, wake: Callable[[Key], None], workers: int = 2) -> None:
         self._cluster = cluster
@@ -64,7 +61,7 @@ class KeyWatch:
     def all_read(
         self, key: Key, pods: Iterable[PodView], wanted: frozenset[str], access: PodAccess
     ) -> bool:
-        """Return whether all of the pods are known to have the keys ``wanted``; ask them if not."""
+        """Return whether all pods are known to have ``wanted``; ask them if not."""
         with self._lock:
             state = self._states.setdefault(key, _State())
             lacking = [pod for pod in pods if not wanted <= state.read.get(pod.uid, frozenset())]
@@ -116,15 +113,13 @@ class KeyWatch:
         try:
             self._cluster.patch("Pod", namespace, pod, body)
         except ClusterError:
-            return  # the kubelet comes by itself
+            return  # the kubelet syncs later
 
     def forget(self, key: Key) -> None:
-        """Forget a service that is gone, or waits for no keys."""
         with self._lock:
             self._states.pop(key, None)
 
     def close(self) -> None:
-        """Stop all requests."""
         self._stop.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
 

@@ -1,8 +1,6 @@
-"""Canaries and reads of links outside the reconciliation, which must not wait for them.
+"""Canaries and reads of links outside the reconciliation, in threads.
 
-While revisions change both the old and the new ones are checked, each by itself, in threads of its
-own; an answer with a change wakes the service up. Results are in memory only: another leader asks
-again. Called by ``reconcile``.
+A changed answer wakes the service. Results are in memory only.
 """
 
 from __future__ import annotations
@@ -27,17 +25,17 @@ Key = tuple[str, str]
 _FIRST_RETRY, _LAST_RETRY = 1.0, 15.0
 _QUEUED = "; the last question waited in the queue: "
 _RECOUNT = 3.0
-"""Seconds after which links are counted again when there are other pods than those counted."""
+"""Seconds after which links of other pods are counted again."""
 
 
 @dataclass(slots=True)
 class Asked:
-    """One set of revisions, and its last verdict."""
+    """Set of revisions, and its last verdict."""
 
     verdict: Verdict | None = None
     busy: bool = False
     due: float = 0.0
-    """Time of the next canary, by the monotonic clock."""
+    """Time of the next canary, on the monotonic clock."""
     at: float = 0.0
     """Time of the last canary."""
     retry: float = _FIRST_RETRY
@@ -49,15 +47,14 @@ class Known:
 
     links: Links | None = None
     asked: dict[str, Asked] = field(default_factory=dict)
-    """Sets by the name of the revisions, as ``rollout`` names them."""
+    """Sets by the name of the revisions."""
 
     def verdict(self, targets: str) -> Verdict | None:
-        """Return the last verdict on these revisions."""
         found = self.asked.get(targets)
         return None if found is None else found.verdict
 
     def servable(self) -> frozenset[str]:
-        """Return the names of the revisions whose last canary was right."""
+        """Return the names of revisions whose last canary succeeded."""
         asked = self.asked.items()
         return frozenset(name for name, each in asked if each.verdict and each.verdict.ok)
 
@@ -73,31 +70,28 @@ class Probes:
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="canary")
 
     def known(self, key: Key) -> Known:
-        """Return the current links and verdicts."""
         with self._lock:
             return self._known.setdefault(key, Known())
 
     def as_of_now(self, key: Key) -> Known:
-        """Return a copy of them without later answers. A look reports the values by which it
-        decided, or a service would be Ready before its rollout remembers that it was ever
-        servable."""
+        """Return a copy without later answers, so that a look decides and reports the same."""
         known = self.known(key)
         with self._lock:
             asked = {name: replace(each) for name, each in known.asked.items()}
             return Known(known.links, asked)
 
     def forget(self, key: Key) -> None:
-        """Forget a service that is gone."""
         with self._lock:
             self._known.pop(key, None)
 
     def poll(
         self, key: Key, questions: Iterable[Question], *, about: Set[str], links: int
     ) -> float | None:
-        """Send the questions that are due; return the seconds until the next one, None without one.
-        Verdicts on revisions that are not in ``about`` are dropped. ``links`` pairs of workers are
-        expected. Without a pair, the last count is dropped, so that as many pods that come later
-        are counted again."""
+        """Send due questions; return the seconds until the next one, or None.
+
+        Verdicts on revisions outside ``about`` are dropped. ``links`` pairs of workers are
+        expected; without a pair the last count is dropped.
+        """
         known = self.known(key)
         with self._lock:
             if links == 0 and known.links is not None:
@@ -124,7 +118,7 @@ class Probes:
         try:
             verdict = ask(question, time.time())
             seen = read_links(question.base_url, links, question.token)
-        except Exception:  # else it would count as busy, and nobody would be asked again
+        except Exception:  # else it would count as busy for ever
             logger.exception("%s/%s: the canary has ended unexpectedly", *key)
         with self._lock:
             seen = None if seen is None else steadied(seen, known.links)
@@ -141,18 +135,17 @@ class Probes:
             self._wake(key)
 
     def close(self) -> None:
-        """Stop all requests."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def queued(before: Verdict, now: Verdict) -> Verdict:
-    """Return the verdict ``before``, which still holds: the last question got no turn."""
+    """Return the previous verdict: the last question got no turn."""
     said = before.message.partition(_QUEUED)[0]
     return msgspec.structs.replace(before, message=f"{said}{_QUEUED}{now.message}")
 
 
 def _unanswered(question: Question) -> Verdict:
-    """Return the verdict that counts until there is an answer."""
+    """Return the verdict before any answer."""
     text = "the canary failed unexpectedly; see the operator's log"
     return Verdict(
         ok=False,

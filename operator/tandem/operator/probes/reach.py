@@ -1,9 +1,7 @@
-"""Checks of routers' addresses; routers of a dead node are taken out of Services.
+"""Checks of routers' addresses; routers of a dead node are removed from Services.
 
-A connection is opened and closed: any answer of a node's kernel counts, a refusal too. A pod that
-is taken out gets ``Ready=False``, as Kubernetes itself would set it later: every Service drops it
-at once, and the pod itself goes on. Fed by ``reconcile``; has a thread of its own.
-``decide.silence`` judges.
+Any answer of a node's kernel counts. A removed pod gets ``Ready=False``, as Kubernetes would set
+later.
 """
 
 from __future__ import annotations
@@ -39,9 +37,9 @@ from tandem.operator.metrics import OperatorMetrics
 from tandem.protocol.names import ROUTER_PORT
 
 TRIES = 4
-"""Failed requests to an address, one after the other, before it counts as silent."""
+"""Consecutive failures before an address counts as silent."""
 PROBATION = 15.0
-"""Seconds in which no second node is judged: a live kubelet has corrected the status by then."""
+"""Seconds in which no second node is judged."""
 
 
 @dataclass(slots=True)
@@ -52,22 +50,22 @@ class _Quiet:
 
 
 class Silence:
-    """Silence of one service's routers. Times are those of one monotonic clock."""
+    """Silence of one service's routers, in times of one monotonic clock."""
 
     def __init__(self, patience: float) -> None:
-        """Start without routers. ``patience``: seconds of silence until a router counts as gone."""
+        """``patience``: seconds of silence until a router counts as gone."""
         self._patience = patience
         self._routers: tuple[PodView, ...] = ()
         self._answered: Set[str] = frozenset()
         self._quiet: dict[str, _Quiet] = {}
         self._taken: set[str] = set()
         self._objected: set[str] = set()
-        """Routers that were taken out and are reported ready again, without their own answer."""
+        """Removed routers that are reported ready without their own answer."""
         self._last: tuple[str | None, float] = (None, float("-inf"))
-        """The node that was judged last, and the time."""
+        """The last judged node, and the time."""
 
     def see(self, pods: Iterable[PodView]) -> None:
-        """Take the service's pods as the API server has them now."""
+        """Set the current pods of the service."""
         pods = list(pods)
         self._routers = tuple(
             pod
@@ -81,14 +79,13 @@ class Silence:
         self._quiet = {uid: quiet for uid, quiet in self._quiet.items() if uid in ready}
 
     def asked(self) -> tuple[PodView, ...]:
-        """Return the routers whose addresses are to be checked: none if all are on one node."""
+        """Return the routers to check: none if all are on one node."""
         return self._routers if len({pod.node for pod in self._routers}) > 1 else ()
 
     def heard(self, began: float, asked: Set[str], answered: Set[str]) -> None:
-        """Record a round of requests, sent at ``began`` to routers by their UIDs, and the answers.
+        """Record a round of requests, sent at ``began``, and its answers.
 
-        A round in which no router of another node answers proves nothing of a router: then the
-        operator itself may be cut off.
+        Without an answer from another node the operator itself may be cut off.
         """
         self._answered = answered
         for pod in self._routers:
@@ -100,9 +97,9 @@ class Silence:
                 self._quiet.setdefault(pod.uid, _Quiet(began)).tries += 1
 
     def gone(self, now: float) -> list[PodView]:
-        """Return the routers to take out now: of one node, and never the last that answer."""
+        """Return the routers to remove: of one node, never the last that answer."""
         judged, when = self._last
-        on_their_way = self._taken - self._objected  # no look has told of them yet
+        on_their_way = self._taken - self._objected  # not seen by a look yet
         left = [pod for pod in self._routers if pod.uid not in on_their_way]
         for node in sorted({str(pod.node) for pod in left}):
             there = [pod for pod in left if pod.node == node]
@@ -113,7 +110,7 @@ class Silence:
         return []
 
     def taken_out(self, pod: PodView, now: float) -> None:
-        """Record that a pod was reported as not ready; a later report of ready overrides it."""
+        """Record that a pod was reported as not ready."""
         self._taken.add(pod.uid)
         self._last = (pod.node, now)
 
@@ -131,9 +128,9 @@ logger = logging.getLogger(__name__)
 
 REASON = "AddressSilent"
 AT_ONCE = 512
-"""Addresses that are asked at the same time."""
+"""Maximum concurrent requests."""
 _RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER: a connection that was only opened leaves no state."""
+"""SO_LINGER: the connection leaves no state."""
 _ANSWERS = (0, errno.ECONNREFUSED, errno.ECONNRESET)
 
 
@@ -149,9 +146,10 @@ class Reach:
         taking_out: Beside = unrecorded,
         port: int = ROUTER_PORT,
     ) -> None:
-        """Start without pods. ``patience``: seconds of silence until a router counts as gone; 0
-        checks none. A pod is taken out within ``taking_out``, which takes its service and the
-        reason."""
+        """``patience``: seconds of silence until a router counts as gone; 0 checks none.
+
+        ``taking_out``: context of a removal, given service and reason.
+        """
         self._cluster = cluster
         self._wake = wake
         self._metrics = metrics
@@ -166,7 +164,7 @@ class Reach:
             self._thread.start()
 
     def look(self, owner: Identity, pods: Iterable[PodView]) -> None:
-        """Take the pods of a service as they are now."""
+        """Set the current pods of a service."""
         key = (owner.namespace, owner.name)
         with self._lock:
             known = self._services.get(key)
@@ -175,12 +173,10 @@ class Reach:
             known[1].see(pods)
 
     def forget(self, key: Key) -> None:
-        """Forget a service that is gone."""
         with self._lock:
             self._services.pop(key, None)
 
     def close(self) -> None:
-        """Stop all checks."""
         self._stop.set()
 
     def _run(self) -> None:
@@ -192,7 +188,7 @@ class Reach:
             addresses = {pod.uid: pod.ip or "" for pod in pods}
             try:
                 answered = answering(addresses, self._port, every)
-            except OSError as error:  # no socket to be had: that says nothing of routers
+            except OSError as error:  # no socket: no evidence about routers
                 logger.error("routers cannot be probed: %s", error)
             else:
                 self._judge(began, addresses.keys(), answered)
@@ -215,7 +211,7 @@ class Reach:
             self._wake(key)
 
     def _take_out(self, owner: Identity, pod: PodView) -> bool:
-        """Set a pod to not ready, with the reason; return whether the API server accepted it."""
+        """Set a pod to not ready; return whether the API server accepted it."""
         text = f"{pod.ip} on node {pod.node} has not answered for {self._patience:g} s"
         said = f"router {pod.name}: {text}, while a router on another node does"
         logger.warning("%s/%s: %s", owner.namespace, owner.name, said)
@@ -244,8 +240,7 @@ def _unready(pod: PodView, text: str) -> Manifest:
 
 
 def answering(addresses: Mapping[str, str], port: int, seconds: float) -> frozenset[str]:
-    """The keys of the addresses that answer within so many seconds. Raises OSError when there is
-    no socket to ask with."""
+    """Return the keys of the addresses that answer in time. Raises OSError without a socket."""
     each = list(addresses.items())
     answered: set[str] = set()
     for start in range(0, len(each), AT_ONCE):
@@ -274,7 +269,7 @@ def _answering(addresses: Mapping[str, str], port: int, seconds: float) -> set[s
                 waiting -= 1
                 if _error_of(found.fileobj) in _ANSWERS:
                     answered.add(found.data)
-            if left <= 0:  # read once more after the time was over: we may have slept ourselves
+            if left <= 0:  # read once more: this process may have slept
                 break
     return answered
 

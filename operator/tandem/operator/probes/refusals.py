@@ -1,7 +1,6 @@
-"""Reasons why routers are not ready: keys that workers refuse, another wire, or the text of /ready.
+"""Reasons why routers are not ready, which their pods' status lacks.
 
-A router that every worker refuses is alive and never ready, and its pod's status has no reason. Fed
-by ``reconcile``; sends requests in threads of its own.
+They are refused keys, another wire, or the text of /ready.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _SILENT = Problem(Reason.STARTING, "")
 
 
 class Refusals:
-    """Refusals of routers. Answers from memory, and sends requests in threads. Thread-safe."""
+    """Reasons of routers; requests run in threads. Thread-safe."""
 
     def __init__(
         self, wake: Callable[[Key], None], workers: int = 2, port: int = ROUTER_PORT
@@ -44,7 +43,7 @@ class Refusals:
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="refusals")
 
     def known(self, key: Key, pods: Iterable[PodView], token: str) -> dict[str, Problem]:
-        """Return why routers are not ready, by the pod's UID, as far as they report it."""
+        """Return known reasons by the pod's UID."""
         unready = [
             pod
             for pod in pods
@@ -75,19 +74,19 @@ class Refusals:
             self._wake(key)
 
     def forget(self, key: Key) -> None:
-        """Forget a service that is gone."""
         with self._lock:
             self._found.pop(key, None)
             self._asked.pop(key, None)
 
     def close(self) -> None:
-        """Stop all requests."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def refusal_of(pod: PodView, token: str, port: int) -> Problem | None:
-    """Return why a router is not ready, with an empty message if it gives none. None if it does not
-    answer: its last reason still holds."""
+    """Return why a router is not ready, with an empty message if it gives none.
+
+    None if it does not answer: its last reason holds.
+    """
     host = f"[{pod.ip}]" if ":" in (pod.ip or "") else pod.ip
     url = f"http://{host}:{port}"
     try:
@@ -106,7 +105,7 @@ def refusal_of(pod: PodView, token: str, port: int) -> Problem | None:
 
 
 def _said_by_probe(url: str) -> str:
-    """Return the reason that ``/ready`` gives, of any release; empty without one."""
+    """Return the reason of ``/ready``, or ""."""
     try:
         with urllib.request.urlopen(f"{url}/ready", timeout=TIMEOUT):
             return ""

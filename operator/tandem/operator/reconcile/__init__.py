@@ -1,1 +1,1 @@
-"""One look at one service: ``reconciler`` goes through it; the others judge, write, ask, report."""
+"""One look at one service, from the read to the status."""

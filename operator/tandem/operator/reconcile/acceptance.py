@@ -1,7 +1,4 @@
-"""The Accepted condition of a service, checked with the API server.
-
-Called by ``reconciler`` once a look, after the children that belong to no revision were written.
-"""
+"""The Accepted condition of a service, checked with the API server."""
 
 from __future__ import annotations
 
@@ -42,15 +39,13 @@ Asked = dict[str, Decimal]
 
 
 def fits(pod: Manifest, old: Manifest) -> bool:
-    """Return whether a pod of this spec requests no more of any resource than one of the spec
-    ``old``. Raises ValueError for an invalid amount."""
+    """Return whether a pod requests no more than one of the spec ``old``. Raises ValueError."""
     there = asked_of(old)
     return all(amount <= there.get(name, 0) for name, amount in asked_of(pod).items())
 
 
 def asked_of(pod: Manifest) -> Asked:
-    """Return the amounts that a quota counts for a pod: its containers and sidecars together, or an
-    init container that requests more. Raises ValueError."""
+    """Return the amounts of a pod for a quota. Raises ValueError."""
     inits = pod.get("initContainers") or ()
     running = [*pod["containers"], *(each for each in inits if _stays(each)), pod]
     found: Asked = {}
@@ -68,7 +63,7 @@ def _stays(init: Manifest) -> bool:
 
 
 def _asked(holder: Manifest) -> Asked:
-    """Return the amounts of a container, or of a whole pod. A limit alone is a request, too."""
+    """Return the amounts of a container or pod. A limit alone is a request, too."""
     given = holder.get("resources") or {}
     limits = given.get("limits") or {}
     said = {"limits": limits, "requests": {**limits, **(given.get("requests") or {})}}
@@ -83,10 +78,9 @@ Key = tuple[str, str]
 
 
 def problem_word(found: Sequence[Problem]) -> Word | None:
-    """Return the Accepted condition if names of children are taken or children refused, else None.
+    """Return the Accepted condition for taken names and refused children, or None.
 
-    A problem that passes (an object that the garbage collector is about to remove, a webhook that
-    is away) is not the user's error.
+    Temporary problems are not the user's error.
     """
     first = min(found, key=lambda each: each.passes, default=None)
     if first is None:
@@ -99,7 +93,7 @@ def problem_word(found: Sequence[Problem]) -> Word | None:
 
 
 class Acceptance:
-    """Acceptance of specs, with a memory of accepted ones. Calls for one key must not overlap."""
+    """Acceptance of specs. Calls for one key must not overlap."""
 
     def __init__(self, cluster: Cluster, applier: Applier) -> None:
         self._cluster = cluster
@@ -109,10 +103,10 @@ class Acceptance:
     def judge(
         self, key: Key, seen: Seen, facts: Facts, live: Snapshot
     ) -> tuple[Word, Refused | None]:
-        """Return the condition, and the error that kept the API server from an answer, if any.
+        """Return the condition, and an error of the API server, if any.
 
-        The API server is asked until it has accepted a revision. A refusal may end without a change
-        here: a priority class or a quota comes later.
+        It is asked until it has accepted a revision: a refusal may end without a change of the
+        spec.
         """
         word = plan.accepted(facts)
         if word[0] != "True":
@@ -134,7 +128,7 @@ class Acceptance:
         return said or word, None
 
     def _strangers(self, seen: Seen, facts: Facts, live: Snapshot) -> list[Taken]:
-        """Return the names of children to come that belong to another owner."""
+        """Return the names of future children that belong to other owners."""
         counts = {(role, facts.revision(role)): 1 for role in Role}
         objects = desired(facts, counts, seen.templates)
         written = {_name(each) for each in base(facts)}
@@ -144,7 +138,7 @@ class Acceptance:
         )
 
     def _secrets(self, facts: Facts) -> Word | None:
-        """Return a Secret that is named and does not exist, or whose owner has not allowed it."""
+        """Return a Secret that is missing, or not allowed by its owner."""
         if facts.settings.allow_any_secret:
             return None
         for name, field in _foreign_secrets(facts).items():
@@ -178,17 +172,18 @@ class Acceptance:
         return None if said is None else ("False", Reason.POD_TEMPLATE_INVALID, f"model: {said}")
 
     def forget(self, key: Key) -> None:
-        """Forget a service that is gone."""
         self._accepted.pop(key, None)
 
 
 def _foreign_secrets(facts: Facts) -> dict[str, str]:
-    """Return the Secrets that were not made for the service, with the field that names them."""
+    """Return foreign Secrets of the service, with the field that names them."""
     found = named_secrets(facts.spec)
     for role in Role:
         for name in foreign_secrets(facts.owner, rendered(facts, role)["spec"]):
             found.setdefault(name, f"spec.{role}.podTemplate")
-    job = model_job(msgspec.structs.replace(facts, may_have_job=True))  # one that waits comes later
+    job = model_job(
+        msgspec.structs.replace(facts, may_have_job=True)
+    )  # a waiting one is made later
     pod = {} if job is None else job["spec"]["template"]["spec"]
     for name in foreign_secrets(facts.owner, pod):
         found.setdefault(name, f"spec.{answering_role(facts.spec)}.podTemplate")
@@ -196,7 +191,7 @@ def _foreign_secrets(facts: Facts) -> dict[str, str]:
 
 
 def _is_of_place(seen: Seen, facts: Facts, role: Role, said: str) -> bool:
-    """Return whether a quota refuses pods only next to those that they may replace."""
+    """Return whether a quota refuses pods only because of those that they may replace."""
     if seen.spec.rollout.surge is Surge.ALWAYS or not gives_back(said):
         return False
     stables, wanted = seen.status.rollout.stable, plan.replicas(seen)
@@ -211,7 +206,7 @@ def _is_of_place(seen: Seen, facts: Facts, role: Role, said: str) -> bool:
 
 
 def refusal(said: str, otherwise: Reason) -> Reason:
-    """Return the reason of a refusal: a quota does not depend on the object's content."""
+    """Return the reason of a refusal; a quota has its own."""
     quota = is_full(said) or "failed quota" in said
     return Reason.QUOTA_EXCEEDED if quota else otherwise
 

@@ -1,4 +1,4 @@
-"""Questions to pods that the API server cannot answer: canaries, and the keys that they read."""
+"""Writes of the status; canaries and keys, which pods answer."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ logger = logging.getLogger(__name__)
 KIND = "LLMService"
 _MAX_MESSAGE = 2000
 _REFUSED = (Reason.INVALID_SPEC, Reason.CHILD_REFUSED, Reason.QUOTA_EXCEEDED)
-"""Reasons of not being ready that an unreadable spec replaces."""
+"""Reasons that an unreadable spec replaces."""
 
 
 class StatusWriter:
-    """Writer of statuses that changed, and of no others."""
+    """Writer of changed statuses."""
 
     def __init__(self, cluster: Cluster, store: Store, undeclared: Undeclared) -> None:
         self._cluster = cluster
         self._store = store
         self._undeclared = undeclared
         self._warned: dict[str, str] = {}
-        """Undeclared fields for which each service had an event, by UID."""
+        """Undeclared fields with an event, by the service's UID."""
 
     def say(self, seen: Seen, inputs: StatusInputs, live: Snapshot) -> None:
         status = status_of(inputs, seen.status)
@@ -74,7 +74,7 @@ class StatusWriter:
         return self._undeclared.declared(KIND, msgspec.to_builtins(status))
 
     def _warn(self, owner: Identity, now: float) -> None:
-        """Send one event a service for each set of fields that its status leaves out."""
+        """Send one event per service for each set of omitted fields."""
         problem = self._undeclared.problem(KIND)
         if problem is None:
             self._warned.pop(owner.uid, None)
@@ -83,7 +83,6 @@ class StatusWriter:
             self._write_event(owner, warning(owner, "CustomResourceOutdated", problem, now))
 
     def _say_scale(self, seen: Seen, live: Snapshot, role: Role) -> None:
-        """Write the values of a role's /scale."""
         scaler = live.find("LLMRoleScaler", seen.owner.child(role))
         if scaler is None:
             return
@@ -104,7 +103,7 @@ class StatusWriter:
             self._undeclared.apply(self._cluster, manifest)
 
     def refuse(self, owner: Identity, generation: int, status: LLMServiceStatus, why: Word) -> None:
-        """Report a spec that cannot be read, and nothing else."""
+        """Report a spec that cannot be read."""
         now = time.time()
         conditions = refused_conditions(status.conditions, why, generation, now)
         if conditions == status.conditions and status.observed_generation == generation:
@@ -118,9 +117,10 @@ class StatusWriter:
     def is_outdated(
         self, owner: Identity, generation: int, scalers: Mapping[Role, int] | None = None
     ) -> bool:
-        """Return whether the answer to a status write had a newer spec, or a newer count of a
-        scaler, than the look. Its own event is older than that answer, so the store will not report
-        it as new."""
+        """Return whether the status write's answer had a newer spec or scaler than the look.
+
+        Its event is older than that answer, so the store will not report it.
+        """
         there = self._store.find("LLMService", owner.namespace, owner.name)
         if there is None or there["metadata"]["generation"] != generation:
             return there is not None
@@ -146,8 +146,7 @@ class StatusWriter:
 def refused_conditions(
     before: list[Condition], why: Word, generation: int, now: float
 ) -> list[Condition]:
-    """Return the conditions of a refused service: not accepted, and not ready unless it was;
-    existing pods are left and may serve on."""
+    """Return the conditions of a refused service: existing pods may continue to serve."""
     status, reason, message = why
     known = {each.type: each for each in before}
     kinds = [ConditionType.ACCEPTED]
@@ -178,14 +177,14 @@ def _status_manifest(owner: Identity, status: LLMServiceStatus) -> dict[str, Any
 
 
 class CanaryProber:
-    """Asker of a look. Answers come later, in another look: a look never waits."""
+    """Canaries of a look. Answers come in a later look."""
 
     def __init__(self, probes: Probes, keywatch: KeyWatch) -> None:
         self._probes = probes
         self._keywatch = keywatch
 
     def all_read(self, key: Key, seen: Seen, token: str | None) -> bool:
-        """Return whether pods with older keys have the public keys of the newest generation."""
+        """Return whether pods with older keys have the newest public keys."""
         newest = seen.status.keys.generation
         if seen.status.keys.read >= newest:
             self._keywatch.forget(key)
@@ -201,8 +200,10 @@ class CanaryProber:
         return self._keywatch.all_read(key, older, wanted, access)
 
     def canaries(self, key: Key, seen: Seen, decided: Decision, live: Snapshot) -> float | None:
-        """Send canaries if there are pods for them; return the seconds until the next one. Verdicts
-        on pods that a suspension deletes are dropped: later pods are checked again."""
+        """Send canaries if there are pods; return the seconds until the next one.
+
+        Verdicts on pods that a suspension deletes are dropped.
+        """
         if decided.phase is Phase.SUSPENDED:
             return self._probes.poll(key, (), about=frozenset(), links=0)
         asked = plan.judged(decided)
@@ -218,8 +219,7 @@ class CanaryProber:
 
 
 def canary_token(live: Snapshot, owner: Identity, template: Manifest | None = None) -> str | None:
-    """Return the token of canaries: of the Secret that routers of a ``template`` mount, if it
-    exists, else of the service's own. None if there is no Secret yet."""
+    """Return the token of canaries, of the template's Secret or the service's own, or None."""
     mounted = None if template is None else canary_secret_of(template)
     secret = None if mounted is None else live.find("Secret", mounted)
     secret = secret or live.find("Secret", canary_secret(owner))
@@ -229,8 +229,9 @@ def canary_token(live: Snapshot, owner: Identity, template: Manifest | None = No
 
 
 def _question(seen: Seen, revisions: dict[Role, str], live: Snapshot) -> Question | None:
-    """Return the question for these revisions; None as long as one of their roles has no ready pod,
-    or the canary's Secret is not there."""
+    """Return the question for these revisions; None without ready pods of all roles, or the
+    Secret.
+    """
     routers = seen.templates.get((Role.ROUTER, revisions.get(Role.ROUTER, "")))
     token = canary_token(live, seen.owner, routers)
     if token is None:

@@ -1,10 +1,7 @@
 """One look at one service: read everything, decide, write differences, report the status.
 
-Level-triggered: nothing is remembered between two looks except answers of canaries. Every look
-starts from the last state of the API server, our own writes included: one that finds nothing to do
-sends no request. Called by the queue's threads; after a ClusterError the queue tries again later.
-The error is raised at the end if the API server refused something. Only writes that depend on the
-refused one are held back, and the status reports it.
+Nothing is remembered between looks except canaries' answers. A refused write holds back only writes
+that depend on it; its error is raised at the end.
 """
 
 from __future__ import annotations
@@ -50,19 +47,19 @@ from tandem.operator.reconcile.writer import Writer
 from tandem.operator.settings import OperatorSettings
 
 SOON = 5.0
-"""Seconds to the next look while a change is under way that no watch reports."""
+"""Seconds to the next look during a change that no watch reports."""
 
 
 def next_look(inputs: StatusInputs, keys: KeyPlan, wait: float | None) -> float | None:
     """Return the seconds until a change is possible that no watch reports."""
     waits = [wait] if wait is not None else []
-    if keys.waits > 0:  # pods are asked for them from the next look on, and no event brings that
+    if keys.waits > 0:  # pods are asked from the next look on, without an event
         waits.append(min(keys.waits, SOON))
     quiet = inputs.decision.phase in (Phase.STABLE, Phase.SUSPENDED, Phase.PAUSED)
     asleep = inputs.decision.phase is Phase.SUSPENDED
     if (
         not quiet
-        or inputs.accepted[0] != "True"  # names get free, quotas and references come
+        or inputs.accepted[0] != "True"  # names become free, quotas and references change
         or not (inputs.model.ready or asleep)
         or any(not pod.ready for pod in inputs.pods)
     ):
@@ -80,7 +77,7 @@ class Neighbour(msgspec.Struct, frozen=True, kw_only=True):
     created: str
     has_served: bool
     has_failed: bool
-    """Whether it missed its deadline: it may never fit, and no service waits for it any more."""
+    """Whether it missed its deadline: others do not wait for it."""
     workloads: Workloads
 
     @property
@@ -90,7 +87,7 @@ class Neighbour(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def neighbour(resource: Manifest, workloads: Workloads) -> Neighbour | None:
-    """Return the view of a service; None for one without wanted pods."""
+    """Return the view of a service, or None without wanted pods."""
     metadata = resource["metadata"]
     if "deletionTimestamp" in metadata or map_of(resource.get("spec")).get("suspend"):
         return None
@@ -105,7 +102,7 @@ def neighbour(resource: Manifest, workloads: Workloads) -> Neighbour | None:
 
 
 def goes_first(mine: Neighbour, others: Iterable[Neighbour]) -> str | None:
-    """Return the name of the service that ``mine`` gives way to; None if it gives way to none."""
+    """Return the name of the service that goes before ``mine``, or None."""
     if mine.has_served or _is_whole(mine):
         return None
     older = [
@@ -120,7 +117,7 @@ def goes_first(mine: Neighbour, others: Iterable[Neighbour]) -> str | None:
 
 
 def lacks_room(workloads: Workloads) -> bool:
-    """Return whether a quota refuses pods that are asked for."""
+    """Return whether a quota refuses wanted pods."""
     return any(
         each.asked > each.existing and each.refused is not None and is_full(each.refused)
         for each in workloads.values()
@@ -128,7 +125,7 @@ def lacks_room(workloads: Workloads) -> bool:
 
 
 def _is_whole(service: Neighbour) -> bool:
-    """Return whether all pods are there that are asked for; not where none is asked for."""
+    """Return whether all wanted pods exist, and some are wanted."""
     views = [each for each in service.workloads.values() if each.asked]
     return bool(views) and all(each.existing >= each.asked for each in views)
 
@@ -136,7 +133,7 @@ def _is_whole(service: Neighbour) -> bool:
 logger = logging.getLogger(__name__)
 
 REFERENCE_SECONDS = 300.0
-"""Seconds, or twice as many, for which Secrets and claims of a spec count as existing."""
+"""Minimum seconds for which Secrets and claims count as existing; at most twice as many."""
 
 
 class Reconciler:
@@ -169,10 +166,10 @@ class Reconciler:
         self._undeclared = undeclared or Undeclared()
         self._status_writer = StatusWriter(cluster, store, self._undeclared)
         self._uids: dict[Key, str] = {}
-        """UIDs of the services that the remembered values belong to."""
+        """UIDs of the services of remembered values."""
 
     def __call__(self, key: Key) -> float | None:
-        """Look at a service; return the seconds until the next look, None for no deadline."""
+        """Look at a service; return the seconds until the next look, or None."""
         look.enter("observe")
         resource = self._store.find("LLMService", *key)
         if resource is None or "deletionTimestamp" in resource["metadata"]:
@@ -180,7 +177,7 @@ class Reconciler:
             return None
         look.saw(resource["metadata"]["generation"])
         owner = Identity(key[0], key[1], resource["metadata"]["uid"])
-        if self._uids.setdefault(key, owner.uid) != owner.uid:  # made again, its end unseen
+        if self._uids.setdefault(key, owner.uid) != owner.uid:  # made again, its end was missed
             self._forget(key)
             self._uids[key] = owner.uid
         status = reading.status_of(resource)
@@ -199,7 +196,7 @@ class Reconciler:
         return self._bring(key, seen, live)
 
     def _forget(self, key: Key) -> None:
-        """Forget a service that is gone: none of its values counts for another of its name."""
+        """Drop all values of a deleted service."""
         self._uids.pop(key, None)
         self._probes.forget(key)
         self._repairs.forget(key)
@@ -277,12 +274,12 @@ class Reconciler:
         if self._status_writer.is_outdated(seen.owner, seen.generation, seen.scalers):
             return 0.0
         for each in problems:
-            if isinstance(each, Refused):  # counted and traced, and tried again ever more seldom
+            if isinstance(each, Refused):  # counted, traced, and retried with backoff
                 raise each.error
         return next_look(inputs, keys, wait)
 
     def _goes_first(self, key: Key, seen: Seen) -> str | None:
-        """Return the name of the service that has to come up before this one, or None."""
+        """Return the name of the service that comes up before this one, or None."""
         if seen.status.rollout.stable or seen.spec.suspend:
             return None
         mine, others = None, []
@@ -302,7 +299,7 @@ class Reconciler:
     def _judge_model(
         self, seen: Seen, missing: str | None, now: float
     ) -> tuple[ModelVerdict, Reason | None]:
-        """Return the verdict on the model, and the reason for which its Job waits."""
+        """Return the verdict on the model, and why its Job waits."""
         waits = may_have_job(
             seen.job,
             suspended=bool(seen.spec.suspend),

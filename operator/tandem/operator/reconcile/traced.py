@@ -1,9 +1,4 @@
-"""Spans of looks and of work outside them: a trace of each that wrote or failed.
-
-It is made when the work is over. A look that found nothing to do leaves none, whatever the ratio:
-most looks are such, and the metrics count them. Without an endpoint looks are called directly, and
-nothing is recorded.
-"""
+"""Traces of looks that wrote or failed, and of work outside looks."""
 
 from __future__ import annotations
 
@@ -21,11 +16,11 @@ _VERBS = {"GET": "get", "POST": "create", "PUT": "replace", "DELETE": "delete"}
 _APPLY = "application/apply-patch"
 _FAILED = 400
 _ABSENT = 404
-"""Status that is an answer and not a failure for a read or a deletion."""
+"""Status that is not a failure of a read or a deletion."""
 
 
 class Target(NamedTuple):
-    """Target of a call to the API server; fields that its path lacks are empty."""
+    """Target of a call to the API server; missing parts are empty."""
 
     kind: str
     namespace: str
@@ -34,17 +29,19 @@ class Target(NamedTuple):
 
 
 class Tracer:
-    """One per process; thread-safe. Spans are made by the thread of ``spans``."""
+    """Tracer of a process. Thread-safe."""
 
     def __init__(self, spans: Spans | None) -> None:
-        """Make a tracer; None makes no spans."""
+        """None makes no spans."""
         self._spans = spans
 
     def looks(
         self, reconcile: Callable[[Key], float | None], why: Callable[[Key], Iterable[str]]
     ) -> Callable[[Key], float | None]:
-        """Return ``reconcile`` with a trace of each notable look; ``why`` returns the reasons of
-        the look that has just begun."""
+        """Return ``reconcile`` with a trace of each notable look.
+
+        ``why`` returns the reasons of the current look.
+        """
         if self._spans is None:
             return reconcile
 
@@ -57,7 +54,7 @@ class Tracer:
 
     @contextmanager
     def beside(self, name: str, key: Key, why: Iterable[str]) -> Iterator[None]:
-        """Return a block of work for a service outside looks, in a trace of that name."""
+        """Return a context of work outside looks, with a trace."""
         if self._spans is None:
             yield
             return
@@ -82,7 +79,7 @@ class Tracer:
 
 
 def write_spans(spans: Spans, record: LookRecord) -> None:
-    """Write the trace of a look: itself, its phases, and in each the calls to the API server."""
+    """Write the trace of a look, its phases, and their calls."""
     offset = record.started - record.began
     end = record.ended if record.ended is not None else record.began
     root = spans.begin(record.name, record.started, "", kind="internal")
@@ -156,15 +153,14 @@ def _attributes(record: LookRecord) -> dict[str, str | int | float | list[str]]:
 
 
 def verb_of(call: ApiCall) -> str:
-    """Return Kubernetes' verb for a call."""
+    """Return Kubernetes' verb of a call."""
     if call.method == "PATCH":
         return "apply" if call.content_type.startswith(_APPLY) else "patch"
     return _VERBS.get(call.method, call.method.lower())
 
 
 def target_of(path: str) -> Target:
-    """Return the target of a path of the API server, which is
-    /prefix[/namespaces/NAMESPACE]/plural[/name[/subresource]]."""
+    """Return the target of a path: /prefix[/namespaces/NAMESPACE]/plural[/name[/subresource]]."""
     parts = path.strip("/").split("/")
     depth = 2 if parts[0] == "api" else 3
     prefix, rest = "/" + "/".join(parts[:depth]), parts[depth:]

@@ -1,7 +1,6 @@
-"""Writes what a look decided: Secrets with keys, children, marks on pods; and prunes the rest.
+"""Writes of a look: Secrets, children, marks on pods; and the prune.
 
-A refusal of the API server holds back only the writes that depend on the refused one: ``resizing``
-has these for Deployments.
+A refusal holds back only writes that depend on it.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ _DRAINING_COST = "-1000"
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """Annotations to set (None removes) on one pod."""
+    """Annotations to set on a pod; None removes."""
 
     pod: str
     annotations: dict[str, str | None]
 
 
 def admissions(pods: Iterable[PodView], admitted: set[RevisionKey]) -> list[Mark]:
-    """Return the marks of workers that routers may use from now on."""
+    """Return the marks of workers that routers may use."""
     return [
         Mark(pod.name, {ANNOTATION_ADMITTED: "true"})
         for key, mine in _by_key(pods).items()
@@ -65,11 +64,10 @@ def departures(
     workloads: Mapping[RevisionKey, WorkloadView],
     counts: Mapping[RevisionKey, int],
 ) -> dict[RevisionKey, list[Mark]]:
-    """Marks of pods that are chosen to leave next, or chosen no more, by their Deployment.
+    """Return the marks of pods that are to leave, or to stay again, by their Deployment.
 
-    A pod that is chosen hears of it before its Deployment shrinks; the choice is an optimisation,
-    since whichever pod gets SIGTERM drains. It stays chosen until its controller knows that it asks
-    for as many again, which may be deleting it meanwhile.
+    A pod is marked before its Deployment shrinks. It stays marked until its controller knows the
+    higher count.
     """
     found: dict[RevisionKey, list[Mark]] = {}
     for key, mine in _by_key(pods).items():
@@ -100,7 +98,7 @@ def _surplus(
 
 
 def _victims(pods: list[PodView], surplus: int) -> set[str]:
-    """Return the pods to leave: those already marked, then those not ready, then the youngest."""
+    """Return the pods to leave: marked ones, then those not ready, then the youngest."""
 
     def order(pod: PodView) -> tuple[bool, bool, float]:
         return pod.annotations.get(ANNOTATION_DRAINING) != "true", pod.ready, -pod.created
@@ -125,7 +123,7 @@ logger = logging.getLogger(__name__)
 
 
 class Size(msgspec.Struct, frozen=True, kw_only=True):
-    """One Deployment in its wanted state, and its replicas so far."""
+    """Wanted Deployment, and its current replicas."""
 
     key: RevisionKey
     manifest: Manifest
@@ -134,17 +132,16 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def after(self) -> int:
-        """Return its wanted replicas."""
         count: int = self.manifest["spec"]["replicas"]
         return count
 
     def at(self, count: int) -> Manifest:
-        """Return the same with another number of replicas."""
+        """Return the manifest with another number of replicas."""
         return {**self.manifest, "spec": {**self.manifest["spec"], "replicas": count}}
 
     @property
     def is_made(self) -> bool:
-        """Return whether it has to be made, for pods that it shall have."""
+        """Return whether it has to be made."""
         return self.before is None and self.after > 0
 
     @property
@@ -154,7 +151,7 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def size_of(manifest: Manifest, live: Snapshot) -> Size:
-    """Return the size of a wanted Deployment, given the existing one."""
+    """Return the size of a wanted Deployment."""
     key = labelled(manifest)
     assert key is not None, manifest["metadata"]["name"]
     there = live.find("Deployment", manifest["metadata"]["name"])
@@ -174,15 +171,16 @@ class Resizing:
         self._decided = decided
         self._live = live
         self._blocked: set[Role] = set()
-        """Roles of which no Deployment may fall: other pods cannot replace the leaving ones."""
+        """Roles of which no Deployment may shrink."""
         self.kept: dict[RevisionKey, int] = {}
-        """Replicas of Deployments that were to fall and did not."""
+        """Replicas of Deployments that did not shrink as wanted."""
         self._found: list[Problem] = []
 
     def admit(self) -> bool:
-        """Admit the pods of admitted revisions to routers, before clients reach routers that know
-        only these. Pods that were not admitted replace no others, and no router that uses others is
-        removed. Return whether all are admitted."""
+        """Admit the pods of admitted revisions; return whether all are.
+
+        Before that, they replace no others, and clients do not reach their routers.
+        """
         roles = {pod.name: pod.role for pod in self._seen.pods}
         for mark in admissions(self._seen.pods, self._decided.admitted):
             said = self._mark(mark)
@@ -199,9 +197,11 @@ class Resizing:
         may_make: bool,
         is_reachable: bool,
     ) -> list[Problem]:
-        """Write all sizes; ``templates`` are stored under the names of Deployments to be made.
-        Without ``may_make`` none is made. Unless a wanted Service exists (``is_reachable``), the
-        last routers stay that clients may reach by the existing one."""
+        """Write all sizes; ``templates`` are stored for Deployments to be made.
+
+        Without ``may_make`` none is made. Unless the wanted Service exists (``is_reachable``), the
+        last routers that clients reach stay.
+        """
         sizes = list(sizes)
         for size in sizes:
             if size.before is not None and not size.falls:
@@ -233,7 +233,7 @@ class Resizing:
             self._blocked.add(size.key[0])
 
     def _is_kept(self, size: Size, templates: Mapping[str, Manifest]) -> bool:
-        """Store its template, which a repair of the Deployment requires; return the success."""
+        """Store the template, which a repair requires; return the success."""
         template = templates.get(size.manifest["metadata"]["name"])
         said = self._applier.create([] if template is None else [template], self._live)
         if said:
@@ -249,7 +249,7 @@ class Resizing:
         return role not in self._blocked and (is_reachable or not is_last)
 
     def _tell(self, marks: Iterable[Mark]) -> None:
-        """Mark pods that leave; pods that cannot be marked drain all the same."""
+        """Mark pods that leave; unmarked pods drain as well."""
         for mark in marks:
             said = self._mark(mark)
             if said is not None:
@@ -265,8 +265,9 @@ class Resizing:
 
 
 class Writer:
-    """Each method answers with what could not be written, and raises ClusterError where nothing can
-    be."""
+    """Writer. Methods return what could not be written. Raise ClusterError without the API
+    server.
+    """
 
     def __init__(self, cluster: Cluster, applier: Applier, repairs: Repairs) -> None:
         self._cluster = cluster
@@ -276,9 +277,9 @@ class Writer:
     def secrets(
         self, facts: Facts, missing: list[Role], live: Snapshot
     ) -> tuple[dict[Role, str], list[Problem]]:
-        """Draw the key pairs of ``facts.key_generation`` that are missing, and the canary's token.
+        """Make missing key pairs of ``facts.key_generation``, and the canary's token.
 
-        Public keys by role: the drawn one, or that of the Secret which came first.
+        Return public keys by role, and the problems.
         """
         publics: dict[Role, str] = {}
         found: list[Problem] = []
@@ -294,7 +295,7 @@ class Writer:
         return publics, found
 
     def base(self, facts: Facts, live: Snapshot) -> list[Problem]:
-        """Children that belong to no revision."""
+        """Write the children without a revision."""
         return self._applier.apply(base(facts), live)
 
     def children(
@@ -308,10 +309,9 @@ class Writer:
         before: Sequence[Problem],
         may_start: bool,
     ) -> list[Problem]:
-        """Children as decided, and pods marked before their Deployments shrink.
+        """Write the decided children, and mark pods before their Deployments shrink.
 
-        With problems ``before`` nothing new is made: pods need what could not be written. What may
-        not start gets no Job that fetches its model either.
+        With problems ``before`` nothing new is made.
         """
         keep = plan.kept(decided.counts, seen, plan.remembered(decided))
         counts = {key: count for key, count in decided.counts.items() if key in keep}
@@ -327,7 +327,7 @@ class Writer:
         ]
         resizing = Resizing(self._cluster, self._applier, seen, decided, live)
         if not resizing.admit():
-            # Clients stay where they are.
+            # Clients stay with the old routers.
             services = [s for s in services if not live.find("Service", s["metadata"]["name"])]
         key, uid = (seen.owner.namespace, seen.owner.name), seen.owner.uid
         others = ("Service", "Deployment")
@@ -346,7 +346,7 @@ class Writer:
         )
         may_make = is_reachable and not before
         found += resizing.run(sizes, templates, may_make=may_make, is_reachable=is_reachable)
-        if resizing.kept:  # who scales one by hand meanwhile is not helped to let it fall
+        if resizing.kept:  # a manual scale must not make it shrink
             held = {
                 size.manifest["metadata"]["name"]: size.at(resizing.kept[size.key])
                 for size in sizes
@@ -370,8 +370,7 @@ def _of(kind: str, manifests: list[Manifest]) -> list[Manifest]:
 
 
 def _secrets_mounted(applied: list[Manifest], live: Snapshot) -> set[tuple[str, str]]:
-    """Secrets that a Deployment which stays, or a pod which is there, mounts: however they are
-    named, a pod made of that template cannot start without them."""
+    """Return the Secrets that existing Deployments and pods mount."""
     specs = [each["spec"]["template"]["spec"] for each in _of("Deployment", applied)]
     specs += [each.get("spec") for each in live.of("Pod")]
     return {("Secret", name) for spec in specs for name in secrets_of(spec)}

@@ -1,1 +1,1 @@
-"""Rehearsal of the operator's writes for a service, for `tandem explain service`."""
+"""Rehearsal of the operator's writes for `tandem explain service`."""

@@ -1,7 +1,6 @@
-"""Rehearsal of one look at one service: the writes and the status of the operator now.
+"""Rehearsal of one look at one service: its writes and its status.
 
-With a changed resource the look is at that one, as the API server would take it: defaults filled
-in, rules of the CRD checked.
+A changed resource is taken as the API server would, with defaults and checks.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ from tandem.protocol.names import LABEL_REVISION, LABEL_ROLE, LABEL_SERVICE
 
 
 def _nobody(_key: Key) -> None:
-    """Do nothing: no look is to be woken."""
+    """Do nothing."""
 
 
 class ToldProbes(Probes):
-    """Canaries and links as the status has them."""
+    """Canaries and links from the status."""
 
     def __init__(self, status: LLMServiceStatus) -> None:
         super().__init__(0.0, _nobody)
@@ -65,18 +64,16 @@ class ToldProbes(Probes):
                 self._told.asked[name] = Asked(verdict=verdict)
 
     def known(self, key: Key) -> Known:
-        """Return the values of the status."""
         return self._told
 
     def poll(
         self, key: Key, questions: Iterable[Question], *, about: Set[str], links: int
     ) -> float | None:
-        """Send no request."""
         return None
 
 
 class ToldKeys(KeyWatch):
-    """Stand-in for reads of keys: no pod has read keys that the status does not list."""
+    """Keys of pods from the status."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster, _nobody)
@@ -84,23 +81,21 @@ class ToldKeys(KeyWatch):
     def all_read(
         self, key: Key, pods: Iterable[PodView], wanted: frozenset[str], access: PodAccess
     ) -> bool:
-        """Return whether there are no pods; none is asked."""
         return not list(pods)
 
 
 class NoRefusals(Refusals):
-    """Stand-in that asks no router for its refusals."""
+    """No reasons of routers."""
 
     def __init__(self) -> None:
         super().__init__(_nobody)
 
     def known(self, key: Key, pods: Iterable[PodView], token: str) -> dict[str, Problem]:
-        """Return nothing."""
         return {}
 
 
 class NoReach(Reach):
-    """Stand-in that asks no address."""
+    """No checks of addresses."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster, _nobody, OperatorMetrics(), 0.0)
@@ -114,7 +109,7 @@ class NoService(TandemError):
 
 
 class NewRevision(msgspec.Struct, frozen=True, kw_only=True):
-    """Pods of a role that would be made from another template than the running ones."""
+    """Pods of a role from another template than the running ones."""
 
     role: str
     before: str | None
@@ -130,7 +125,7 @@ class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
     exists: bool
     generation: int
     spec: list[Difference]
-    """Changes of the file to the resource; empty without a file."""
+    """Changes of the file to the resource."""
     before: LLMServiceStatus
     after: LLMServiceStatus
     changes: list[Change]
@@ -144,8 +139,11 @@ def rehearse(
     name: str,
     changed: Manifest | None = None,
 ) -> Rehearsal:
-    """Look once. Raises NoService, ClusterError (for refusals of the API server, a missing right
-    among them) and InvalidParameter for a file of another object."""
+    """Look once.
+
+    Raises NoService, ClusterError (also for a missing right) and InvalidParameter for a file of
+    another object.
+    """
     there = stage.get(SERVICE, namespace, name)
     resource = there if changed is None else _as_taken(stage, there, changed, namespace, name)
     if resource is None:
@@ -176,7 +174,7 @@ def rehearse(
 def _as_taken(
     stage: Stage, there: Manifest | None, changed: Manifest, namespace: str, name: str
 ) -> Manifest:
-    """Return the file's resource in place of the existing one, as the API server would take it."""
+    """Return the file's resource as the API server would take it."""
     metadata = changed.get("metadata") or {}
     if changed.get("kind") != SERVICE:
         raise InvalidParameter("kind", changed.get("kind"), SERVICE)
@@ -262,7 +260,7 @@ def _label(deployment: Manifest, label: str) -> str:
 
 
 def _pods(deployment: Manifest) -> dict[str, Any]:
-    """Return the template of its pods, without the revision's own name."""
+    """Return the template of its pods, without the revision's name."""
     template = deployment["spec"]["template"]
     labels = {k: v for k, v in template["metadata"]["labels"].items() if k != LABEL_REVISION}
     return {"metadata": {**template["metadata"], "labels": labels}, "spec": template["spec"]}

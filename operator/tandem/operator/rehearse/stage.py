@@ -1,8 +1,7 @@
-"""A cluster that is read directly and never written to; called as ``Cluster`` is.
+"""A cluster that is read and never written; called as ``Cluster``.
 
-The API server tries each write as a dry run, which is compared with the existing object, and kept
-as a change. So a rehearsal meets the conditions of the operator (defaults, admission, names that
-are taken), and requires the rights that the operator's writes do.
+The API server tries each write as a dry run; the difference is kept as a change. It requires the
+same rights.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _LONGEST = 200
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """Difference in one field; None stands for an absent field."""
+    """Difference in one field; None for an absent field."""
 
     path: str
     before: str | None
@@ -34,9 +33,9 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def differences(before: Manifest, after: Manifest) -> list[Difference]:
-    """Return the fields that differ, in the order of their names, without status and bookkeeping.
+    """Return the fields that differ, in order, without status and bookkeeping.
 
-    Lists of named items (containers, volumes, ports) are compared by name, others as sequences.
+    Lists of named items are compared by name, others as sequences.
     """
     return list(_walk("", _content(before), _content(after)))
 
@@ -74,7 +73,7 @@ def _walk_lists(path: str, before: Sequence[Any], after: Sequence[Any]) -> Itera
 
 
 def _by_name(items: Sequence[Any]) -> dict[str, Any] | None:
-    """Return the items by their names; None if they have none, or one twice."""
+    """Return the items by name; None without unique names."""
     named = {each["name"]: each for each in items if isinstance(each, dict) and "name" in each}
     return named if len(named) == len(items) else None
 
@@ -91,10 +90,10 @@ _FORBIDDEN = 403
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """Change that one object would have."""
+    """Change of one object."""
 
     verb: str
-    """Kind of the change: create, update or delete."""
+    """create, update or delete."""
     kind: str
     name: str
     differences: list[Difference] = []
@@ -102,43 +101,41 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stage(Cluster):
-    """Stand-in of a cluster that keeps changes in the order in which the operator makes them."""
+    """Cluster that keeps changes in order."""
 
     def __init__(self, *, kubeconfig: Path | None = None) -> None:
         super().__init__(pool=2, kubeconfig=kubeconfig)
         self.changes: list[Change] = []
         self.status: LLMServiceStatus | None = None
-        """Status that would be written, if it differs from the existing one."""
+        """Status that would be written, if it differs."""
         self._made: dict[tuple[str, str], Manifest] = {}
-        """Objects that would exist by now, by kind and name."""
+        """Objects that would exist, by kind and name."""
 
     def made(self, kind: str, name: str) -> Manifest:
         """Return an object that would have been made."""
         return self._made[(kind, name)]
 
     def taken(self, manifest: Manifest) -> Manifest:
-        """Return an object in place of the one that it was read from, as the API server would have
-        it; it does not count as a change of the operator's."""
+        """Return an object as the API server would have it, without counting a change."""
         return super().replace(manifest, dry_run=True)
 
     def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
-        """Return one object as it would be, or None."""
         return self._made.get((kind, name)) or super().get(kind, namespace, name)
 
     def apply(self, manifest: Manifest, *, subresource: str = "", dry_run: bool = True) -> Manifest:
-        """Keep what an apply would change. A service's status is kept whole."""
+        """Keep the change of an apply. A service's status is kept whole."""
         kind, metadata = manifest["kind"], manifest["metadata"]
         if subresource:
             if kind == "LLMService":
                 self.status = msgspec.convert(manifest["status"], LLMServiceStatus)
             return manifest
         made = self._made.get((kind, metadata["name"]))
-        if made is not None:  # put right from somebody's edit just now, wholly
+        if made is not None:  # already restored from an edit
             return made
         return self._kept(kind, metadata, super().apply(manifest, dry_run=True))
 
     def create(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest | None:
-        """Keep that it would be made; None when it exists already."""
+        """Keep a creation; None if the object exists."""
         kind, name = manifest["kind"], manifest["metadata"].get("name", "")
         if kind == "Event":
             return manifest
@@ -162,14 +159,13 @@ class Stage(Cluster):
         return manifest["kind"] == "Pod" and error.status == _FORBIDDEN and made
 
     def replace(self, manifest: Manifest, *, dry_run: bool = True) -> Manifest:
-        """Keep the change of a replacement."""
         result = super().replace(manifest, dry_run=True)
         kept = self._kept(manifest["kind"], manifest["metadata"], result)
         self._made[(manifest["kind"], manifest["metadata"]["name"])] = kept
         return kept
 
     def patch(self, kind: str, namespace: str, name: str, body: Manifest) -> Manifest | None:
-        """Keep the changed annotations; the operator patches nothing else."""
+        """Keep changed annotations, the only patches of the operator."""
         given = body["metadata"]["annotations"]
         marks = [
             Difference(path=f"metadata.annotations.{key}", before=None, after=value or "(none)")
@@ -179,15 +175,14 @@ class Stage(Cluster):
         return super().get(kind, namespace, name)
 
     def patch_pod_status(self, namespace: str, name: str, body: Manifest) -> Manifest | None:
-        """Do nothing: answers of addresses are not rehearsed."""
+        """Do nothing: addresses are not rehearsed."""
         return super().get("Pod", namespace, name)
 
     def write_fields(self, item: Manifest, entries: list[Manifest]) -> Manifest:
-        """Do nothing: a manager of a field is not a change of it."""
+        """Do nothing: managers of fields are no change."""
         return item
 
     def delete(self, kind: str, namespace: str, name: str, *, uid: str | None = None) -> None:
-        """Keep that it would be deleted."""
         self.changes.append(Change(verb="delete", kind=kind, name=name))
 
     def _kept(self, kind: str, metadata: Manifest, after: Manifest) -> Manifest:

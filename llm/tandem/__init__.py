@@ -1,7 +1,7 @@
 """Package ``tandem``: ``from tandem import LLM, SamplingParams``.
 
-In a checkout its parts are in separate folders; once installed all are in this one. Only this
-folder has an ``__init__.py``. Names are imported on first use: a router has no engine.
+In a checkout its parts are in separate folders, and only this one has an ``__init__.py``. Names are
+imported on first use.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 __path__ = extend_path(__path__, __name__)
 if __spec__ is not None:
-    __spec__.has_location = False  # a namespace to import-linter, as its folders are several
+    __spec__.has_location = False  # a namespace for import-linter
 
 if TYPE_CHECKING:
     from tandem.llm import (
@@ -40,7 +40,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Return one of ``__all__``, or raise AttributeError that names the nearest of them."""
+    """Return one of ``__all__``. Raises AttributeError that names the nearest one."""
     if name in __all__:
         import tandem.llm
 

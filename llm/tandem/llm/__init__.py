@@ -1,8 +1,6 @@
 """Text in, text out over any engine: ``AsyncLLM``, ``LLMEngine``, and ``LLM`` for offline batches.
 
-The router serves through ``AsyncLLM`` over its dispatcher. So only ``offline`` imports an engine,
-and that lazily. Users write ``from tandem.llm import LLM, SamplingParams``; these names are
-imported on first use.
+Only ``offline`` imports an engine. Names are imported on first use.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Return one of ``__all__`` from its module: the router must be able to import this package."""
+    """Return one of ``__all__`` from its module."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

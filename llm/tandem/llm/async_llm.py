@@ -75,9 +75,9 @@ from tandem.text.tokenizer import Tokenizer
 from tandem.tracing.recording import marked
 
 POLL_SECONDS = 0.05
-"""Interval between two SLEEP commands while requests still run."""
+"""Interval of SLEEP commands while requests run."""
 ABORT_SECONDS = 10.0
-"""Time in which aborted requests must have ended."""
+"""Deadline of aborted requests."""
 
 
 class Call(Protocol):
@@ -89,10 +89,12 @@ class Call(Protocol):
 
 
 async def put_to_sleep(call: Call, *, level: int, mode: str, timeout: float) -> Reply:
-    """Repeat the command until every engine sleeps. If one does not in time, all are woken up
-    (unless some slept before), and the reply has the reason. Raises InvalidParameter for
-    ``timeout``. Raises RequestFailed for an engine that does not answer; then, too, all are woken
-    up."""
+    """Repeat the command until every engine sleeps.
+
+    If one does not in time, all are woken up (unless some slept before), and the reply has the
+    reason. Raises InvalidParameter for ``timeout``, RequestFailed for an engine that does not
+    answer.
+    """
     if not 0 <= timeout <= MAX_SLEEP_WAIT_S:
         raise InvalidParameter("timeout", timeout, f"seconds from 0 to {MAX_SLEEP_WAIT_S:g}")
     loop = asyncio.get_running_loop()
@@ -114,7 +116,7 @@ async def put_to_sleep(call: Call, *, level: int, mode: str, timeout: float) -> 
                 break
             await asyncio.sleep(min(POLL_SECONDS, left))
     except (TandemError, asyncio.CancelledError):
-        with suppress(TandemError):  # who does not answer wakes up by itself
+        with suppress(TandemError):  # an engine that does not answer wakes up by itself
             await call(CommandName.WAKE_UP)
         raise
     if not before:
@@ -126,17 +128,16 @@ _Result = TypeVar("_Result")
 
 
 class Texts:
-    """Tokenizer calls of one model. All methods belong to one event loop."""
+    """Tokenizer calls of one model, for one event loop."""
 
     def __init__(self, tokenizer: Tokenizer, cpu_pool: CpuPool) -> None:
         self.tokenizer = tokenizer
         self.cpu_pool = cpu_pool
-        """Executor of long work."""
 
     async def render_chat(
         self, messages: Sequence[Mapping[str, Any]], chat: ChatOptions | None = None
     ) -> str:
-        """Return a chat's text, as ``chat`` would tokenize it. Raises InvalidParameter."""
+        """Return the text of a chat. Raises InvalidParameter."""
         return await self.cpu_pool.run(
             chat_weight(messages, chat), self.tokenizer.render_chat, messages, chat
         )
@@ -150,9 +151,11 @@ class Texts:
         keep: int | None = None,
         from_left: bool = False,
     ) -> tuple[list[int], int | None]:
-        """Return the ids of two texts as one prompt, joined as the tokenizer joins pairs. Also
-        return the position at which tokens of the second text's type begin. The second text is cut
-        to fit ``keep`` ids of both. InvalidParameter names a text by ``params``."""
+        """Return the ids of two texts as one prompt, as the tokenizer joins pairs.
+
+        Also return the position of the second text's token type. The second text is cut to fit
+        ``keep`` ids. Raises InvalidParameter that names a text by ``params``.
+        """
         return await self.cpu_pool.run(
             len(first) + len(second),
             self.tokenizer.encode_pair,
@@ -164,7 +167,7 @@ class Texts:
         )
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of a text. A long one is tokenized outside the event loop."""
+        """Return the ids of a text, in a thread for a long one."""
         return await self.cpu_pool.run(
             len(text), self.tokenizer.encode, text, add_special_tokens=add_special_tokens
         )
@@ -176,7 +179,6 @@ class Texts:
         *,
         add_special_tokens: bool = False,
     ) -> list[int]:
-        """Return the ids of a chat, as ``chat`` would send them."""
         tokenizer = self.tokenizer
 
         def encoded() -> list[int]:
@@ -188,7 +190,7 @@ class Texts:
     async def decode(
         self, ids: Sequence[int], *, skip_special_tokens: bool = True, param: str | None = None
     ) -> str:
-        """Return the text of ids, decoded as a separate text.
+        """Return the text of ids.
 
         With ``param``, unknown ids raise InvalidParameter with that name.
         """
@@ -208,14 +210,12 @@ class Texts:
         )
 
     async def _tokenized(self, size: int, work: Callable[[], _Result]) -> _Result:
-        """Return the result of ``work``, which tokenizes and has that ``size``."""
         with marked("tokenize"):
             return await self.cpu_pool.run(size, work)
 
 
 class EngineCoreClient(Protocol):
-    """Implemented by ``InprocClient`` (engine in this process) and the router's ``Dispatcher``
-    (many workers, hand-off, failure retry policy)."""
+    """Client of engines: ``InprocClient`` in this process, ``Dispatcher`` in a router."""
 
     def stream(
         self, request: EngineCoreRequest, context: RequestContext = ORDINARY
@@ -237,9 +237,7 @@ class EngineCoreClient(Protocol):
         """Run a command on the engine (the router: on every worker)."""
         ...
 
-    async def describe(self) -> ModelCard:
-        """Wait for and return the served model's card. Raises RequestFailed at the deadline."""
-        ...
+    async def describe(self) -> ModelCard: ...
 
     async def close(self) -> None:
         """Abort running requests and close sockets and threads. May be called twice."""
@@ -263,13 +261,14 @@ class AsyncLLM(Texts):
         draw_seed: Callable[[], int] | None = random_seed,
         salt: Callable[[str | None], str | None] | None = None,
     ) -> None:
-        """``incarnation`` is part of request keys. A router passes its own, and its client shares
-        ``cpu_pool``. ``draw_seed`` returns the seeds of requests without one; None leaves that to
-        the client. ``salt`` returns the cache salt of a request from the one that it asks for.
-        Without it, that one is used."""
+        """``incarnation`` is part of request keys; ``cpu_pool`` is shared with the client.
+
+        ``draw_seed`` returns seeds of requests without one; None leaves that to the client.
+        ``salt`` converts the requested cache salt.
+        """
         super().__init__(tokenizer, CpuPool() if cpu_pool is None else cpu_pool)
         self.num_outputs = 0
-        """Number of outputs received from the engine for ``stream``, yielded to callers or not."""
+        """Outputs received from the engine for ``stream``."""
         self._client = client
         self._incarnation = incarnation if incarnation is not None else new_incarnation()
         self._defaults = defaults_of(tokenizer.generation)
@@ -282,7 +281,7 @@ class AsyncLLM(Texts):
         self._running = Running()
 
     async def card(self) -> ModelCard:
-        """Return the card of the served model. Raises RequestFailed if it is not known in time."""
+        """Return the card of the served model. Raises RequestFailed at the deadline."""
         return await self._client.describe()
 
     async def prepare(
@@ -312,8 +311,10 @@ class AsyncLLM(Texts):
         options: InputOptions | None = None,
         param: str = "prompt",
     ) -> None:
-        """Raise what ``prepare`` would, as far as a check cheaper than preparing the prompt finds
-        it. Errors name the prompt ``param``. See ``InputProcessor.check``."""
+        """Raise what ``prepare`` would, as far as a cheap check finds it.
+
+        Errors name the prompt ``param``.
+        """
         inputs, filled = _generating(await self._input_processor()), self._filled(options, params)
         await self._tokenized(
             prompt_weight(prompt) + params_weight(params),
@@ -343,23 +344,22 @@ class AsyncLLM(Texts):
     async def stream(
         self, prepared: PreparedRequest, context: RequestContext = ORDINARY
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Send the request and yield its outputs until every choice has ended. If the context asks
-        for it, an output without choices comes first: the request waits.
+        """Send the request and yield its outputs until every choice has ended.
 
-        Raises InvalidParameter for a ``request_id`` that is running. Raises RequestRefused and
-        RequestFailed as the client does, except for a deadline after which the caller accepts the
-        partial output. Closing the generator aborts the request.
+        An output without choices may come first: the request waits. Raises InvalidParameter for a
+        running ``request_id``, RequestRefused and RequestFailed. Closing the generator aborts the
+        request.
         """
         self._running.take(prepared)
         state = self._outputs.begin(prepared.processed)
         if prepared.processed.partial_on_timeout:
             context = replace(context, takes_partial=True)
         params = prepared.processed.request.params
-        if params.stop and params.n > 1:  # else whatever ends here ends with the stream
+        if params.stop and params.n > 1:  # otherwise choices end with the stream
             context = replace(context, ended=state.ended)
         try:
             source = self._client.stream(prepared.processed.request, context)
-            # The protocol promises aclose, which AsyncIterator does not have.
+            # The protocol promises aclose, which AsyncIterator lacks.
             closing = aclosing(cast("AsyncGenerator[EngineCoreOutput | Accepted, None]", source))
             async with closing as outputs:
                 async for output in outputs:
@@ -373,7 +373,7 @@ class AsyncLLM(Texts):
                         size = len(output.prompt_logprobs) * LOGPROBS_COST
                         shown = await self.cpu_pool.run(size, state.feed, output)
                     if state.finished:
-                        # Whoever sees the last output may use the id again at once.
+                        # The id may be used again after the last output.
                         self._running.free(prepared)
                     if shown:
                         yield rendered(prepared.request_id, prepared.processed, state, shown)
@@ -439,9 +439,11 @@ class AsyncLLM(Texts):
         options: InputOptions | None = None,
         names: Sequence[str] = (),
     ) -> list[PreparedRequest]:
-        """Check and tokenize prompts that are pooled, all together; nothing is sent. Raises
-        InvalidParameter that names each prompt by its entry in ``names``, or "prompt". Raises
-        RequestRefused if the workers do not support pooling."""
+        """Check and tokenize prompts that are pooled; nothing is sent.
+
+        Raises InvalidParameter that names a prompt by its entry in ``names``, RequestRefused if the
+        workers do not support pooling.
+        """
         inputs, wanted = await self._pooling(params)
         options = self._salted(options)
         keys = [self._next_key() for _ in prompts]
@@ -469,11 +471,9 @@ class AsyncLLM(Texts):
     async def pool(
         self, prepared: PreparedRequest, context: RequestContext = ORDINARY
     ) -> PooledRequestOutput:
-        """Return the pooled output of a prompt of ``prepare_pooling``. It uses the same queue and
-        steps as generation.
+        """Return the pooled output of a prompt of ``prepare_pooling``.
 
-        Raises RequestRefused and RequestFailed as the client does. Cancelling it aborts the
-        request.
+        Raises RequestRefused and RequestFailed. Cancelling it aborts the request.
         """
         request = prepared.processed.request
         source = self._client.stream(request, context)
@@ -488,7 +488,7 @@ class AsyncLLM(Texts):
         raise RequestFailed(FailCause.INTERNAL, "the engine gave no vector")
 
     async def echo(self, prepared: PreparedRequest) -> EchoedPrompt:
-        """Return the prompt as it is shown before its answer, and the positions of its tokens."""
+        """Return the prompt as shown before its answer, and the positions of its tokens."""
         processed = prepared.processed
         ids = processed.request.prompt_token_ids
         return await self.cpu_pool.run(
@@ -497,7 +497,7 @@ class AsyncLLM(Texts):
 
     @property
     def num_running(self) -> int:
-        """Return the number of requests that were sent and have not ended."""
+        """Return the number of running requests."""
         return len(self._running)
 
     async def check_health(self) -> None:
@@ -511,9 +511,11 @@ class AsyncLLM(Texts):
     async def sleep(
         self, level: int = 1, mode: str = "abort", timeout: float = MAX_SLEEP_WAIT_S
     ) -> Reply:
-        """Make every engine free its memory, or none. All KV is dropped. ``level`` 1 moves weights
-        to host memory; 2 drops them. ``mode`` "abort" ends running requests, "wait" gives them
-        ``timeout`` seconds. Until ``wake_up``, requests are refused."""
+        """Make every engine free its memory, or none. All KV is dropped.
+
+        ``level`` 1 moves weights to host memory; 2 drops them. ``mode`` "abort" ends running
+        requests, "wait" gives them ``timeout`` seconds.
+        """
         return await put_to_sleep(self.call, level=level, mode=mode, timeout=timeout)
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> Reply:
@@ -521,12 +523,11 @@ class AsyncLLM(Texts):
         return await self.call(CommandName.WAKE_UP, tags=",".join(tags or ()))
 
     async def is_sleeping(self) -> bool:
-        """Return whether every engine sleeps, or has not yet allocated all of its memory again."""
+        """Return whether every engine sleeps, at least in part."""
         values = (await self.call(CommandName.IS_SLEEPING)).values
         return values.get("asleep", 0) >= values.get("engines", 1)
 
     async def call(self, name: CommandName, **args: str | float | bool) -> Reply:
-        """Run a command on the engine."""
         return await self._client.call(Command(id=next(self._numbers), name=name, args=args))
 
     async def close(self) -> None:
@@ -550,15 +551,15 @@ class AsyncLLM(Texts):
         return replace(options or InputOptions(), default_max_tokens=self._default_max_tokens)
 
     def _salted(self, options: InputOptions | None) -> InputOptions | None:
-        """Return ``options`` with the cache salt of the tenant."""
         if self._salt is None:
             return options
         options = options or InputOptions()
         return replace(options, cache_salt=self._salt(options.cache_salt))
 
     async def _pooling(self, params: PoolingParams | None) -> tuple[InputProcessor, PoolingParams]:
-        """Return the input processor and the verified ``params``. Raises RequestRefused if the
-        workers do not support pooling."""
+        """Return the input processor and the verified ``params``. Raises RequestRefused without
+        pooling.
+        """
         inputs = await self._input_processor()
         if inputs.card.pooling is None:
             message = "the workers are of a build that gives no vectors"
@@ -566,7 +567,7 @@ class AsyncLLM(Texts):
         return inputs, inputs.card.pooling.check_task(params or PoolingParams())
 
     async def _input_processor(self) -> InputProcessor:
-        """Return the input processor of the model's current card, which may change in a fleet."""
+        """Return the input processor of the current card, which may change."""
         card = await self._client.describe()
         if self._inputs is None or (self._inputs.card is not card and self._inputs.card != card):
             self._inputs = InputProcessor(self.tokenizer, card, draw_seed=self._draw_seed)

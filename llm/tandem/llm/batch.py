@@ -18,10 +18,9 @@ from tandem.protocol.sampling import OutputKind, SamplingParams
 from tandem.text.input_processor import InputOptions
 
 Messages = Sequence[Mapping[str, Any]]
-"""One chat."""
 
 Add = Callable[[str], None]
-"""Function that adds one request of a batch to the engine, under an id."""
+"""Function that adds one request to the engine, under an id."""
 
 
 def run_batch(
@@ -33,12 +32,10 @@ def run_batch(
     total: int,
     at_once: int,
 ) -> list[RequestOutput]:
-    """Return the answers to ``total`` requests in order, with ``at_once`` of them in the engine at
-    a time. Their ids are the unused ones of ``names``. Outputs of other requests of the engine are
-    kept for its next ``step``.
+    """Return the answers to ``total`` requests in order, with ``at_once`` of them in the engine.
 
-    Raises the first error of adding or running a request; its ``answers`` are those until then.
-    After any error the rest of the batch is aborted.
+    Their ids are unused ``names``. Outputs of other requests are kept for the next ``step``. Raises
+    the first error, with the ``answers`` until then; the rest is aborted.
     """
     waiting = enumerate(adders)
     answers: dict[int, RequestOutput] = {}
@@ -48,7 +45,7 @@ def run_batch(
         while len(answers) < total:
             for index, add in islice(waiting, at_once - len(running)):
                 name = next(each for each in names if not engine.knows(each))
-                running[name] = index  # before: Ctrl-C may come when it is in the engine already
+                running[name] = index  # before adding: Ctrl-C may come in between
                 add(name)
             told = engine.take()
             others += [each for each in told if each[0] not in running]
@@ -71,7 +68,7 @@ def run_batch(
 def one_each(
     given: Params | Sequence[Params], count: int
 ) -> tuple[list[Params], list[InputOptions | None]]:
-    """Return verified parameters and options for each request, which is answered at its end."""
+    """Return verified parameters and options of each request, for answers at its end."""
     if not isinstance(given, Sequence):
         return [_at_the_end(given)] * count, [options_of(given)] * count
     if len(given) != count:
@@ -82,8 +79,7 @@ def one_each(
 
 
 def chats_of(messages: Messages | Sequence[Messages]) -> list[Any]:
-    """Return a list of chats. A list of chats is a list of lists. Anything else is one chat,
-    checked when it is rendered."""
+    """Return a list of chats; a single chat is one, checked when it is rendered."""
     several = (
         isinstance(messages, Sequence)
         and len(messages) > 0
@@ -93,8 +89,7 @@ def chats_of(messages: Messages | Sequence[Messages]) -> list[Any]:
 
 
 def options_of(given: Params) -> InputOptions | None:
-    """Return options with the default number of tokens if ``given`` has none. The default is
-    lowered to fit the context."""
+    """Return options with the default number of tokens if ``given`` has none."""
     if isinstance(given, params.SamplingParams):
         is_open = given.max_tokens == params.DEFAULT_MAX_TOKENS
     else:
@@ -103,7 +98,6 @@ def options_of(given: Params) -> InputOptions | None:
 
 
 def _at_the_end(given: Params) -> Params:
-    """Return parameters for one answer at the end. Open fields of a mapping stay open."""
     checked = params_from(given)
     if isinstance(given, SamplingParams):
         if options_of(given) is not None:

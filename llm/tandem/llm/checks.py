@@ -1,8 +1,7 @@
-"""Checks of a batch before any of it runs: one bad prompt must not discard earlier answers.
+"""Checks of a batch before any of it runs.
 
-The checks cover all but the slow parts of preparing a request. A text that is far shorter than the
-context is not tokenized. A caller's own chat template runs in a separate process and is not
-rendered. Errors in those are raised when the request is prepared.
+Short texts are not tokenized, and callers' templates are not rendered: such errors are raised
+later.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from tandem.text.input_processor import InputOptions
 from tandem.text.prompts import PromptLike, TextPrompt
 
 IN_A_ROW = 32
-"""Number of prompts checked before other tasks of the loop may run."""
+"""Prompts that are checked before other tasks may run."""
 
 _RENDERED = InputOptions(add_special_tokens=False)
 
@@ -57,5 +56,5 @@ async def check_chats(
 
 
 def name_of(param: str, index: int, count: int) -> str:
-    """Return the name for errors of one of ``count`` items that came in ``param``."""
+    """Return the name of an item of ``param``, for errors."""
     return f"{param}[{index}]" if count > 1 else param

@@ -1,9 +1,7 @@
-"""Threads for work that would block the event loop: tokenizing, templates, parsing of large bodies.
+"""Threads for work that would block the event loop: tokenizing, templates, parsing.
 
-The threads are shared fairly between tenants, by the size of their work. The work of one tenant
-keeps its order. Small work runs in the loop at once. Large work of tenants uses half of the
-threads. So a shorter text of another tenant does not wait for texts of megabytes, and fewer threads
-share the interpreter with the loop. Long waits end in a refusal, which bounds the queue by time.
+They are shared fairly between tenants, by the size of work. Small work runs in the loop; large work
+uses half of the threads. Long waits end in a refusal.
 """
 
 from __future__ import annotations
@@ -20,19 +18,18 @@ from tandem.base.fair_order import FairOrder
 from tandem.protocol.errors import Refusal, RefusalCode, RequestRefused
 
 IN_LOOP = 8_000
-"""Characters or items from which work runs in a thread: it takes about half a millisecond."""
+"""Characters or items from which work runs in a thread."""
 LARGE = 100_000
-"""Characters or items from which work leaves half of the threads to other work."""
+"""Characters or items from which work leaves half of the threads to others."""
 WAIT_SECONDS = 20.0
-"""Longest wait for a thread."""
+"""Maximum wait for a thread."""
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 
 def default_threads() -> int:
-    """Return the number of threads. At least two, as one may be busy with a text of megabytes. At
-    most four, as the loop needs a core."""
+    """Return the number of threads: 2 to 4, as the loop requires a core."""
     return min(4, max(2, (os.cpu_count() or 1) // 2))
 
 
@@ -44,7 +41,7 @@ def _one_tenant() -> str:
 class _Work:
     start: int
     is_large: bool
-    """True if it leaves half of the threads to other work."""
+    """Whether it leaves half of the threads to others."""
     turn: asyncio.Future[None]
 
 
@@ -58,18 +55,18 @@ class CpuPool:
         wait_seconds: float = WAIT_SECONDS,
         tenant: Callable[[], str] = _one_tenant,
     ) -> None:
-        """``tenant`` returns the tenant of the current task; empty if all share one queue."""
+        """``tenant`` returns the tenant of the current task; "" for one queue."""
         count = default_threads() if threads is None else threads
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="beside")
         self._num_free = count
         self._num_free_for_large = max(1, count // 2)
         self._order = FairOrder()
         self._queues: dict[str, deque[_Work]] = {}
-        """Waiting work, by tenant; no queue is empty."""
+        """Waiting work by tenant; no queue is empty."""
         self._tenant = tenant
         self._wait_seconds = wait_seconds
         self.on_refused: Callable[[], None] = _untold
-        """Called when a request is refused because no thread was free in time."""
+        """Called when a request is refused."""
 
     async def run(
         self,
@@ -93,7 +90,7 @@ class CpuPool:
             self._release(is_large=is_large)
             raise
         loop = asyncio.get_running_loop()
-        # Whoever waits may leave; the thread stays taken until its work is done.
+        # The thread is taken until its work is done, even if the caller leaves.
         work.add_done_callback(lambda done: self._over(loop, done, is_large=is_large))
         return await asyncio.wrap_future(work)
 
@@ -122,18 +119,17 @@ class CpuPool:
             raise RequestRefused(Refusal(code=RefusalCode.CAPACITY, message=message)) from error
 
     def _withdraw(self, tenant: str, work: _Work) -> None:
-        """Remove work from its queue, or return the thread that it was just given."""
+        """Remove work from its queue, or return its thread."""
         queue = self._queues.get(tenant)
         if queue is not None and work in queue:
             queue.remove(work)
             if not queue:
                 del self._queues[tenant]
-            self._begin_next()  # it may have kept others of its tenant waiting
+            self._begin_next()  # it may have delayed others of its tenant
         elif work.turn.done() and not work.turn.cancelled():
             self._release(is_large=work.is_large)
 
     def _begin_next(self) -> None:
-        """Give free threads to the work with the smallest tags."""
         while self._num_free:
             first = min(
                 (
@@ -150,7 +146,7 @@ class CpuPool:
             if not queue:
                 del self._queues[first[1]]
             if work.turn.done():
-                continue  # cancelled in this very moment
+                continue  # cancelled at this moment
             self._order.begin(work.start)
             self._num_free -= 1
             self._num_free_for_large -= work.is_large
@@ -167,11 +163,11 @@ class CpuPool:
 
 
 def _untold() -> None:
-    """Count nothing."""
+    """Do nothing."""
 
 
 def weight(value: object, limit: int = IN_LOOP) -> int:
-    """Return the approximate number of characters and items of a value, up to about ``limit``."""
+    """Return the approximate characters and items of a value, up to about ``limit``."""
     if isinstance(value, str | bytes):
         return len(value) + 1
     if isinstance(value, Mapping):
@@ -182,7 +178,7 @@ def weight(value: object, limit: int = IN_LOOP) -> int:
         parts = value
     else:
         return 1
-    if isinstance(value, Sequence) and set(map(type, parts)) == {int}:  # in C: ids of a prompt
+    if isinstance(value, Sequence) and set(map(type, parts)) == {int}:  # fast path: ids of a prompt
         return 2 * total
     for part in parts:
         if total >= limit:

@@ -1,7 +1,7 @@
 """``LLMEngine``: the synchronous interface of ``AsyncLLM``, for loops that add requests and step.
 
-The requests run in an event loop of its own thread. So it works if the caller's thread already runs
-a loop (a notebook), and Ctrl-C reaches the caller. Batching and order are left to the engine.
+Requests run in an event loop of its own thread, so it works in notebooks, and Ctrl-C reaches the
+caller.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One series: a name, and the labels that distinguish it from other series of that name."""
+    """Series: a name, and distinguishing labels."""
 
     name: str
     labels: Mapping[str, str]
@@ -90,7 +90,7 @@ class Histogram(Metric):
 
 
 def read(families: Iterable[Family]) -> list[Metric]:
-    """Return every series of these kinds. Names are those of a scrape; counters lack _total."""
+    """Return every series. Names are those of a scrape; counters lack _total."""
     return [metric for family in families for metric in _series(family)]
 
 
@@ -106,7 +106,6 @@ def _series(family: Family) -> Iterator[Metric]:
 
 
 def _histograms(family: Family) -> Iterator[Metric]:
-    """Yield one histogram per set of labels, built from its samples."""
     found: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
     for sample in family.samples:
         labels = {name: value for name, value in sample.labels.items() if name != "le"}
@@ -125,15 +124,13 @@ _Result = TypeVar("_Result")
 
 
 class Gate:
-    """Entry to a loop that is about to end. After ``shut`` no new work is accepted. All accepted
-    work is in the loop and can be cancelled, so no caller waits for work that never runs."""
+    """Entry to a loop that may end: no work is accepted after ``shut``."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self.is_shut = False
 
     def shut(self) -> None:
-        """Refuse all further work."""
         with self._lock:
             self.is_shut = True
 
@@ -152,35 +149,36 @@ def call(
     timeout: float | None,
     gate: Gate,
 ) -> _Result:
-    """Return or raise the result of ``work`` in ``loop``, which runs in another thread. Any end of
-    the wait cancels the work: TimeoutError after ``timeout`` seconds, and KeyboardInterrupt. Raises
-    RequestFailed if the loop ends, or has ended."""
+    """Return or raise the result of ``work`` in ``loop``, which runs in another thread.
+
+    Ending the wait cancels the work: TimeoutError after ``timeout`` seconds, or KeyboardInterrupt.
+    Raises RequestFailed if the loop ends.
+    """
     called = _Called(work)
     try:
         return gate.post(called, loop).result(timeout)
-    except CancelledError as error:  # by who ended the loop; it may not have begun
+    except CancelledError as error:  # the loop ended, maybe before the work began
         work.close()
         raise RequestFailed(FailCause.INTERNAL, CLOSED) from error
     except BaseException:
-        with suppress(RuntimeError):  # a closed loop runs nothing any more
+        with suppress(RuntimeError):  # a closed loop runs nothing
             loop.call_soon_threadsafe(called.give_up)
         raise
 
 
 class _Called(Generic[_Result]):
-    """Work and its task. Used in the loop only."""
+    """Work and its task. Used in the loop."""
 
     def __init__(self, work: Coroutine[Any, Any, _Result]) -> None:
         self._work = work
         self._task: asyncio.Task[Any] | None = None
 
     async def run(self) -> _Result:
-        """Await the work."""
         self._task = asyncio.current_task()
         return await self._work
 
     def give_up(self) -> None:
-        """Cancel the work. Called in the loop after the work's start, if that was scheduled."""
+        """Cancel the work, in the loop."""
         if self._task is None:
             self._work.close()
         else:
@@ -190,9 +188,9 @@ class _Called(Generic[_Result]):
 _log = logging.getLogger(__name__)
 
 STEP_SECONDS = 600.0
-"""Longest time without an output of any request."""
+"""Maximum seconds without any output."""
 CALL_SECONDS = 60.0
-"""Longest wait for the loop to take or drop a request."""
+"""Maximum seconds for the loop to take or drop a request."""
 
 Told = tuple[str, RequestOutput | Exception]
 """Id of a request, and its output or error."""
@@ -200,7 +198,7 @@ Told = tuple[str, RequestOutput | Exception]
 
 class _Running(NamedTuple):
     prepared: PreparedRequest
-    """Distinguishes it from an earlier request with the same id."""
+    """Distinguishes requests with the same id."""
     task: asyncio.Task[None]
 
 
@@ -213,8 +211,10 @@ class LLMEngine:
         *,
         collect: Callable[[], Iterable[Family]] = tuple,
     ) -> None:
-        """``make`` builds the AsyncLLM inside the engine's own loop; its errors are raised here.
-        ``collect`` returns the metrics of an engine in this process."""
+        """``make`` builds the AsyncLLM in the engine's loop.
+
+        ``collect`` returns the metrics of an engine in this process.
+        """
         self._collect = collect
         self._loop, self._gate = asyncio.new_event_loop(), Gate()
         self._thread = threading.Thread(
@@ -222,18 +222,18 @@ class LLMEngine:
         )
         self._ready: queue.SimpleQueue[tuple[PreparedRequest, RequestOutput | Exception] | None]
         self._ready = queue.SimpleQueue()
-        """Outputs and errors of requests; None once the engine is closed."""
+        """Outputs and errors of requests; None after the end."""
         self._running: dict[str, _Running] = {}
         self._kept: list[Told] = []
         """Items of ``put_back``."""
         self._made: AsyncLLM | None = None
-        """Client that was built in the loop, even if the caller stopped waiting for it."""
+        """Client, even if the caller stopped waiting for it."""
         self._thread.start()
         try:
             self._llm = self._call(self._make(make), timeout=None)
         except BaseException as error:
             asyncio.run_coroutine_threadsafe(self._undo(), self._loop)
-            if isinstance(error, Exception):  # else a model may be loading: nobody waits for that
+            if isinstance(error, Exception):  # a model may still be loading: do not wait
                 self._thread.join(CALL_SECONDS)
             raise
 
@@ -244,7 +244,7 @@ class LLMEngine:
 
     @property
     def num_outputs(self) -> int:
-        """Return the number of outputs of all requests so far, each with one or more tokens."""
+        """Return the number of outputs of all requests."""
         return self._llm.num_outputs
 
     def get_metrics(self) -> list[Metric]:
@@ -286,8 +286,7 @@ class LLMEngine:
         return request_id in self._running or any(name == request_id for name, _ in self._kept)
 
     def check(self, prompts: Sequence[PromptLike], params: Sequence[Params]) -> None:
-        """Raise the InvalidParameter that adding one of ``prompts`` with its ``params`` would, as
-        far as a quick check finds it (see ``checks``). Nothing is added."""
+        """Raise InvalidParameter as adding ``prompts`` would, by a quick check."""
         self._call(check_prompts(self._llm, prompts, params), timeout=None)
 
     def check_chats(
@@ -333,14 +332,11 @@ class LLMEngine:
         *,
         at_once: int,
     ) -> list[_Result]:
-        """Return the results of ``shown`` on the outputs of ``prompts``, in order. At most
-        ``at_once`` prompts, and tokens for some steps, are in the engine at a time. While it
-        computes these, later prompts are prepared and earlier outputs are passed to ``shown``.
+        """Return the results of ``shown`` on the outputs of ``prompts``, in order.
 
-        Raises InvalidParameter, for ids before any of the batch runs. Raises the first error of a
-        prompt. Raises RequestFailed if the engine answered none for ``STEP_SECONDS``. After an
-        error or Ctrl-C the rest of the batch is cancelled. An error's ``answers`` are those until
-        then.
+        At most ``at_once`` prompts are in the engine. Raises InvalidParameter, the first error of a
+        prompt with the ``answers`` until then, and RequestFailed after ``STEP_SECONDS`` without an
+        answer. The rest is cancelled.
         """
         work = pool_batch(self._llm, prompts, params, shown, at_once=at_once, seconds=STEP_SECONDS)
         return self._call(work, timeout=None)
@@ -348,19 +344,17 @@ class LLMEngine:
     def score(
         self, first: Side, second: Side, *, activation: bool | None, at_once: int
     ) -> list[ScoringRequestOutput]:
-        """Return a score for each pair, in order. Raises as ``pool`` does, but every
-        InvalidParameter before any of the batch runs, and without ``answers``."""
+        """Return a score for each pair, in order. Raises as ``pool``, without ``answers``."""
         work = score_batch(
             self._llm, first, second, activation=activation, at_once=at_once, seconds=STEP_SECONDS
         )
         return self._call(work, timeout=None)
 
     def step(self, timeout: float = STEP_SECONDS) -> list[RequestOutput]:
-        """Wait for outputs and return all that have arrived, in order of arrival.
+        """Wait for outputs and return all in order of arrival.
 
-        Raises the error of a request that failed, after its earlier outputs were returned. Raises
-        RequestFailed if no request had an output within ``timeout`` seconds. Tokens that are only
-        returned at their request's end count as outputs.
+        Raises the error of a failed request, after its earlier outputs. Raises RequestFailed after
+        ``timeout`` seconds without an output.
         """
         told = self.take(timeout)
         outputs: list[RequestOutput] = []
@@ -375,8 +369,10 @@ class LLMEngine:
         return outputs
 
     def take(self, timeout: float = STEP_SECONDS) -> list[Told]:
-        """Return what ``step`` waits for, including failures, each with its request's id. Raises
-        RequestFailed if nothing arrived in time, or if the engine is closed."""
+        """Return outputs and failures with ids, in order of arrival.
+
+        Raises RequestFailed at the timeout, or if the engine is closed.
+        """
         heard, deadline = self._llm.num_outputs, time.monotonic() + timeout
         told, self._kept = self._kept, []
         try:
@@ -398,19 +394,18 @@ class LLMEngine:
         return told
 
     def put_back(self, told: Iterable[Told]) -> None:
-        """Return items to the queue: the next ``step`` or ``take`` starts with them."""
+        """Return items to the beginning of the queue."""
         self._kept += told
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
-        """End one or several requests, known or not, and drop their outputs and errors."""
+        """End requests, known or not, and drop their outputs and errors."""
         wanted = {request_id} if isinstance(request_id, str) else set(request_id)
         self._kept = [each for each in self._kept if each[0] not in wanted]
         if wanted and not self._gate.is_shut:
             self._call(self._abort(wanted))
 
     def close(self) -> None:
-        """Abort running requests and close the client. A thread that waits for outputs gets
-        RequestFailed. May be called twice."""
+        """Abort running requests and close the client. May be called twice."""
         if self._gate.is_shut:
             return
         self.abort_request(list(self._running))
@@ -443,13 +438,12 @@ class LLMEngine:
         self._call(self._begin(prepared))
 
     async def _begin(self, prepared: PreparedRequest) -> None:
-        """Start and register a request in one call, which Ctrl-C in the caller cannot split."""
+        """Start and register a request in one call, which Ctrl-C cannot split."""
         task = asyncio.create_task(self._follow(prepared))
         self._running[prepared.request_id] = _Running(prepared, task)
 
     async def _abort(self, request_ids: Iterable[str]) -> None:
-        """Cancel the running requests among ``request_ids`` and wait for their tasks. Runs after
-        all work that was posted to the loop before."""
+        """Cancel running requests and wait for their tasks, after all earlier work of the loop."""
         running = [self._running.pop(each, None) for each in request_ids]
         tasks = [each.task for each in running if each is not None]
         for task in tasks:
@@ -458,7 +452,6 @@ class LLMEngine:
             await asyncio.wait(tasks)
 
     async def _follow(self, prepared: PreparedRequest) -> None:
-        """Run one request to its end, in the loop."""
         try:
             async with aclosing(self._llm.stream(prepared)) as outputs:
                 async for output in outputs:
@@ -467,11 +460,13 @@ class LLMEngine:
             self._ready.put((prepared, error))
 
     def _next(self, remaining: float) -> Told | None:
-        """Return the next output, or None if its request was aborted. Raises queue.Empty after
-        ``remaining`` seconds, and RequestFailed once the engine is closed."""
+        """Return the next output, or None if its request was aborted.
+
+        Raises queue.Empty after ``remaining`` seconds, RequestFailed after the end.
+        """
         found = self._ready.get(timeout=remaining)
         if found is None:
-            self._ready.put(None)  # for whoever waits next
+            self._ready.put(None)  # for the next waiting thread
             raise RequestFailed(FailCause.INTERNAL, CLOSED)
         prepared, item = found
         running = self._running.get(prepared.request_id)
@@ -508,12 +503,11 @@ class LLMEngine:
             self._loop.stop()
 
     def _last(self, work: Coroutine[Any, Any, object]) -> None:
-        """Run work after the gate is shut."""
         call(work, self._loop, CALL_SECONDS, Gate())
 
 
 async def _end_others() -> None:
-    """Cancel all other tasks of the loop, and wait until they have ended."""
+    """Cancel all other tasks of the loop, and wait for their ends."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
@@ -521,7 +515,6 @@ async def _end_others() -> None:
 
 
 async def _end_rest() -> None:
-    """Wait until open generators and threads have ended, before the loop does."""
     loop = asyncio.get_running_loop()
     await loop.shutdown_asyncgens()
     await loop.shutdown_default_executor()

@@ -55,11 +55,9 @@ if TYPE_CHECKING:
     from tandem.engine.stat_loggers import StatFunction, StatLogger
 
 AHEAD = 2
-"""Requests given to the engine at once, in multiples of what it runs at once. The engine never
-waits, and a batch of a million prompts is not all tokenized before the first answer."""
+"""Requests given to the engine, in multiples of what it runs."""
 
 MAX_INTERVAL_S = 86_400.0
-"""Maximum seconds between two log lines."""
 
 _Answer = TypeVar("_Answer")
 
@@ -81,18 +79,15 @@ class LLM:
         log_stats_interval: float = 0.0,
         **options: Any,
     ) -> None:
-        """``model`` is any source that hub/ prepares: a folder, a GGUF file, a hub id, a package.
+        """``model`` is any source: a folder, a GGUF file, a hub id, a package.
 
         ``options`` are engine settings by their flat names (``max_model_len``, ``dtype``,
-        ``max_num_seqs``, ...). ``executor`` runs the steps. If none is given, the model runs on
-        this machine's device, as ``distributed_executor_backend`` says. ``tokenizer`` is another
-        model's, by its source. ``hf_overrides`` replace keys of config.json,
-        ``override_generation_config`` those of generation_config.json. Options of other servers
-        that need nothing here are accepted with a warning.
-
-        ``stat_loggers`` receive the engine's reports: each is a ``StatLogger``, or a function that
-        gets a report at each interval and a final one. ``log_stats_interval`` is the interval in
-        seconds, and a line is logged at each. 0 is ten seconds without a line. Raises
+        ``max_num_seqs``, ...). ``executor`` runs the steps; by default the model runs on this
+        machine's device. ``tokenizer`` is another model's, by its source. ``hf_overrides`` replace
+        keys of config.json, ``override_generation_config`` those of generation_config.json. Options
+        of other servers without effect are accepted with a warning. ``stat_loggers`` receive the
+        engine's reports: each is a ``StatLogger`` or a function. ``log_stats_interval`` is the
+        interval of reports and log lines in seconds; 0 is ten seconds without a line. Raises
         UnusableFolder or InvalidParameter.
         """
         from prometheus_client import CollectorRegistry
@@ -147,12 +142,12 @@ class LLM:
                 stat_loggers=stat_loggers_of(stat_loggers, log_interval=log_stats_interval),
             )
             client = InprocClient(core)
-            return AsyncLLM(client, self.tokenizer, draw_seed=None)  # the engine's, of its own
+            return AsyncLLM(client, self.tokenizer, draw_seed=None)  # the engine draws seeds
 
         self._names = map(str, count())
-        """Ids of requests, never reused: a request that was interrupted may still have its id."""
+        """Ids of requests, never reused: an interrupted request may still have its id."""
         self._batch = Lock()
-        """Lock held by the batch that steps the engine. Batches of other threads wait."""
+        """Lock of the batch that steps the engine."""
         self.engine = LLMEngine(make, collect=registry.collect)
         """Engine for the caller's own loops: add requests, step."""
 
@@ -171,7 +166,7 @@ class LLM:
         return self.engine.reset_prefix_cache()
 
     def get_metrics(self) -> list[Metric]:
-        """Return the engine's metrics so far, under the names that a server's /metrics shows."""
+        """Return the engine's metrics so far, under the names of /metrics."""
         return self.engine.get_metrics()
 
     @property
@@ -186,15 +181,13 @@ class LLM:
         *,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Return answers to texts or lists of ids, in the order of the prompts.
+        """Return answers to texts or lists of ids, in order.
 
-        ``sampling_params`` are one for all prompts or one each. Values that they leave open are the
-        model's defaults. A request that samples without a seed takes the next one derived from the
-        engine's ``seed``: the same calls give the same tokens in each run.
-
-        Raises InvalidParameter before any of the batch runs, unless a text turns out too long only
-        when it is tokenized. Raises RequestFailed if the engine fails. After either the rest of the
-        batch is cancelled. The error's ``answers`` are those until then, by prompt index.
+        ``sampling_params`` are one for all prompts or one each; open values are the model's
+        defaults. Requests without a seed get one derived from the engine's ``seed``: the same calls
+        give the same tokens. Raises InvalidParameter before any of the batch runs, unless a text
+        turns out too long when it is tokenized. Raises RequestFailed if the engine fails. The
+        error's ``answers`` are those until then, by prompt index; the rest is cancelled.
         """
         parsed = parse_prompts(prompts)
         params, options = one_each(sampling_params, len(parsed))
@@ -253,14 +246,11 @@ class LLM:
         prompts: PromptLike | Sequence[PromptLike],
         pooling_params: PoolingParams | None = None,
     ) -> list[EmbeddingRequestOutput]:
-        """Return a vector for each text or list of ids, in the order of the prompts.
+        """Return a vector for each text or list of ids, in order.
 
-        It is made of the model's last hidden states as the model's folder specifies. The default is
-        the hidden state of the prompt's last token, scaled to length one.
-
-        Raises InvalidParameter, for ids before any of the batch runs, for texts when they are
-        prepared. Raises RequestFailed if the engine fails. After either the rest of the batch is
-        cancelled. The error's ``answers`` are those until then, by prompt index.
+        By default it is the hidden state of the last token, scaled to length one; the model's
+        folder decides. Raises InvalidParameter, and RequestFailed if the engine fails. The error's
+        ``answers`` are those until then, by prompt index; the rest is cancelled.
         """
         params = _of_task(pooling_params, PoolingTask.EMBED)
         return self._pool(
@@ -278,8 +268,10 @@ class LLM:
         prompts: PromptLike | Sequence[PromptLike],
         pooling_params: PoolingParams | None = None,
     ) -> list[PoolingRequestOutput]:
-        """Return the output of ``pooling_params.task`` for each prompt. Without parameters, that is
-        a vector for each of its tokens. Raises as ``embed`` does."""
+        """Return the output of ``pooling_params.task`` for each prompt.
+
+        The default is a vector for each of its tokens. Raises as ``embed``.
+        """
         given = pooling_params or PoolingParams(task=PoolingTask.TOKEN_EMBED)
         return self._pool(
             prompts,
@@ -298,7 +290,7 @@ class LLM:
     ) -> list[ClassificationRequestOutput]:
         """Return a probability for each label of the model, in the order of its config.json.
 
-        Raises as ``embed`` does, and InvalidParameter for a model without a head.
+        Raises as ``embed``, and InvalidParameter for a model without a head.
         """
         params = _of_task(pooling_params, PoolingTask.CLASSIFY)
         return self._pool(
@@ -326,9 +318,8 @@ class LLM:
     ) -> list[ScoringRequestOutput]:
         """Return the similarity of texts: one text with each of ``text_2``, or pair by pair.
 
-        The score is the number of the model's head if it has one label, else the cosine of two
-        vectors. Raises InvalidParameter before any of the batch runs, and RequestFailed if the
-        engine fails.
+        It is the number of the model's head if it has one label, else a cosine. Raises
+        InvalidParameter before any of the batch runs, RequestFailed if the engine fails.
         """
         sides = [
             Side([texts] if isinstance(texts, str) else list(texts), name)
@@ -353,9 +344,9 @@ class LLM:
     ) -> None:
         """Free memory: all KV, and weights, to host memory (``level`` 1) or completely (2).
 
-        Until ``wake_up``, requests raise RequestRefused. ``mode`` and ``timeout`` apply to requests
-        of ``engine``: "abort" ends them, "wait" gives them ``timeout`` seconds. Raises
-        InvalidParameter, and RequestFailed if the engine stays awake.
+        Until ``wake_up``, requests raise RequestRefused. ``mode`` "abort" ends requests of
+        ``engine``, "wait" gives them ``timeout`` seconds. Raises InvalidParameter, and
+        RequestFailed if the engine stays awake.
         """
         _check_sleep(level, mode)
         self.engine.sleep(level, mode, timeout)
@@ -374,8 +365,11 @@ class LLM:
         return self.engine.is_sleeping
 
     def start_profile(self) -> str:
-        """Record the engine's steps for at most 20 s. Return the file that will be written in
-        ``torch_profiler_dir``. Raises RequestFailed, also if that is not set."""
+        """Record the engine's steps for at most 20 s; return the future file in
+        ``torch_profiler_dir``.
+
+        Raises RequestFailed, also if that is not set.
+        """
         return self.engine.profile(CommandName.START_PROFILE)
 
     def stop_profile(self) -> str:

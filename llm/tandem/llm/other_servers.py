@@ -1,7 +1,6 @@
-"""Options of vLLM and SGLang that users know, and the treatment of each here.
+"""Options of vLLM and SGLang, and their treatment here, for command lines and ``LLM``.
 
-One table for command lines and ``LLM``. An option has another name here, needs nothing here, or is
-not supported. Options that Tandem has under the same name are not listed.
+Options with the same name here are not listed.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ NEEDLESS: Mapping[str, str] = {
     "interleave_mm_strings": "no images are taken",
     "language_model_only": "no images are taken",
 }
-"""Options that need nothing here, and why."""
+"""Options without effect, and why."""
 SWITCHES = frozenset({
     "trust_remote_code", "enable_auto_tool_choice", "exclude_tools_when_tool_choice_none",
     "enable_reasoning", "disable_log_requests", "disable_uvicorn_access_log", "is_embedding",
@@ -113,7 +112,7 @@ SWITCHES = frozenset({
     "language_model_only", "enable_sleep_mode", "disable_radix_cache", "disable_cuda_graph",
     "disable_log_stats",
 })  # fmt: skip
-"""Options of the tables above that take no value."""
+"""Options above that take no value."""
 
 REFUSED: Mapping[str, str] = {
     "pipeline_parallel_size": "one GPU computes a model in this version",
@@ -147,13 +146,13 @@ REFUSED: Mapping[str, str] = {
     "allowed_local_media_path": "images and audio are not taken in this version",
     "logits_processor_pattern": "--logits-processors names the classes",
 }
-"""Unsupported options, each with an alternative or the reason."""
+"""Unsupported options, with an alternative or the reason."""
 
 
 def fate_of(name: str, value: object = True) -> str | None:
     """Return why an option has no effect; None if it is not in the tables.
 
-    An option that is off has no effect. ``name`` has underscores.
+    ``name`` has underscores. An option that is off has no effect.
     """
     if name in NEEDLESS:
         return NEEDLESS[name]

@@ -43,7 +43,6 @@ class PooledRequestOutput(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def floats(self) -> array[float]:
-        """Return the values as floats."""
         return floats_of(self.values)
 
 

@@ -1,6 +1,6 @@
 """Parameters for programs: checked when they are made, with lists and dicts accepted.
 
-Subclasses of the structs that are sent to an engine, under the same names. ``wire`` converts them.
+They are subclasses of the engine's structs; ``wire`` converts them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tandem.protocol.errors import InvalidParameter
 
 _log = logging.getLogger(__name__)
 DEFAULT_MAX_TOKENS = 16
-"""Default of completions, over HTTP and in programs."""
+"""Default of completions."""
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
 class UnknownOption(InvalidParameter, TypeError):
-    """An option that does not exist; the text names the nearest one that does."""
+    """The option does not exist; the text names the nearest one."""
 
     def __init__(self, name: str, of: str, allowed: str) -> None:
         super().__init__(name, of, allowed)
@@ -32,7 +32,7 @@ class UnknownOption(InvalidParameter, TypeError):
 
 
 def check_known(names: Iterable[str], known: Iterable[str], of: str) -> None:
-    """Raise UnknownOption for the first of ``names`` that is not among ``known``."""
+    """Raise UnknownOption for the first unknown name."""
     options = sorted(known)
     for name in names:
         if name in options:
@@ -130,7 +130,7 @@ class PoolingParams(
 
 
 def wire(given: SamplingParams) -> sampling.SamplingParams:
-    """Return the verified parameters as they are sent to an engine."""
+    """Return the verified parameters of the engine."""
     form = given.structured_outputs
     if isinstance(form, StructuredOutputsParams):
         form = _checked(form, structured.StructuredOutputsParams, "structured_outputs")
@@ -162,7 +162,7 @@ def _set(struct: msgspec.Struct, name: str, value: Any) -> None:
 
 
 def _text(name: str, value: Any) -> str:
-    if hasattr(value, "model_json_schema"):  # a class of pydantic's
+    if hasattr(value, "model_json_schema"):  # a class of pydantic
         value = value.model_json_schema()
     try:
         return json.dumps(value)
@@ -177,11 +177,11 @@ def _parsed(value: Any) -> Any:
     try:
         return json.loads(value)
     except (ValueError, RecursionError):
-        return value  # ``verify`` names what is wrong
+        return value  # ``verify`` reports it
 
 
 def _closed(schema: Any) -> Any:
-    """Return ``schema`` with no properties allowed but those that it names."""
+    """Return ``schema`` without additional properties."""
     if isinstance(schema, list):
         return [_closed(each) for each in schema]
     if not isinstance(schema, dict):
@@ -193,8 +193,10 @@ def _closed(schema: Any) -> Any:
 
 
 def known_options(given: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
-    """Return the options of an ``LLM`` under Tandem's names. One that needs nothing here is left
-    out with a warning. Raises UnknownOption or InvalidParameter."""
+    """Return the options of an ``LLM`` by Tandem's names, with warnings for those without effect.
+
+    Raises UnknownOption or InvalidParameter.
+    """
     names, found = set(known), dict[str, Any]()
     for name, value in given.items():
         if name in names:
@@ -215,7 +217,7 @@ def known_options(given: Mapping[str, Any], known: Iterable[str]) -> dict[str, A
 
 
 def json_text(given: Mapping[str, Any] | str | None) -> str:
-    """Return a JSON object as text; empty if nothing is given."""
+    """Return a JSON object as text, or ""."""
     return given if isinstance(given, str) else json.dumps(given) if given else ""
 
 

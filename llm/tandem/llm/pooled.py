@@ -1,7 +1,6 @@
 """Batches whose prompts are pooled or scored, in the event loop of an ``AsyncLLM``.
 
-Used by ``LLMEngine``. While an engine computes some prompts, later prompts are prepared and earlier
-outputs are converted.
+While an engine computes, later prompts are prepared and outputs converted.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class _Waiting(NamedTuple):
 
 
 class Window:
-    """Limit of concurrent requests and of their total tokens, granted in FIFO order.
+    """Limit of concurrent requests and of their tokens, in FIFO order.
 
     A request above a limit runs alone. Belongs to one event loop.
     """
@@ -43,7 +42,7 @@ class Window:
         self._waiting: deque[_Waiting] = deque()
 
     async def take(self, weight: int, places: int = 1) -> None:
-        """Wait for ``places`` places with ``weight`` tokens in total, after all earlier waiters."""
+        """Wait for ``places`` places with ``weight`` tokens, after all earlier waiters."""
         if not self._waiting and self._has_room(weight, places):
             self._seat(weight, places)
             return
@@ -54,7 +53,7 @@ class Window:
         except asyncio.CancelledError:
             if waiting.turn.cancelled():
                 self._call_next()
-            else:  # it was called, and left before it came
+            else:  # granted, and cancelled before it continued
                 self.give(weight, places)
             raise
 
@@ -75,7 +74,7 @@ class Window:
             self._waiting.popleft()
 
     def _has_room(self, weight: int, places: int) -> bool:
-        if self._tokens == self._most:  # nobody is inside
+        if self._tokens == self._most:  # no request is running
             return True
         return self._places >= places and weight <= self._tokens
 
@@ -85,8 +84,7 @@ class Window:
 
 
 class Patience:
-    """Async context manager that raises TimeoutError if no wait ends for too long. The time runs
-    from the end of the last wait, or from the start of the first."""
+    """Context that raises TimeoutError if no wait ends for too long."""
 
     def __init__(self, seconds: float) -> None:
         """Allow at most ``seconds`` between ends of waits. Belongs to one task."""
@@ -94,12 +92,12 @@ class Patience:
         self._limit = asyncio.timeout(None)
         self._waits = 0
         self._heard = 0.0
-        """Time when the last wait ended, or the first one began."""
+        """Time of the last end, or of the first begin."""
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """Start a wait. It does not extend the deadline of waits that already run."""
+        """Start a wait, without extending the deadline."""
         if not self._waits:
             self._heard = self._loop.time()
         self._waits += 1
@@ -107,7 +105,6 @@ class Patience:
             self._look()
 
     def end(self) -> None:
-        """End one of the waits."""
         self._waits -= 1
         self._heard = self._loop.time()
 
@@ -138,8 +135,7 @@ class Patience:
 
 
 STEPS_AHEAD = 4
-"""Maximum tokens of a pooled batch in the engine, in steps: two are launched, two follow. Preparing
-all prompts first would delay the launches that the device waits for."""
+"""Maximum tokens of a pooled batch in the engine, in steps: two launched, two prepared."""
 
 _Result = TypeVar("_Result")
 
@@ -153,11 +149,11 @@ async def pool_batch(
     at_once: int,
     seconds: float,
 ) -> list[_Result]:
-    """Return the results of ``shown`` on the outputs of ``prompts``, in order. At most ``at_once``
-    prompts are in the engine at a time, and tokens for ``STEPS_AHEAD`` steps.
+    """Return the results of ``shown`` on the outputs of ``prompts``, in order.
 
-    Raises InvalidParameter, and the first error of a prompt. Its ``answers`` are those completed
-    until then. Raises RequestFailed if the engine answered none for ``seconds``.
+    At most ``at_once`` prompts, and tokens for ``STEPS_AHEAD`` steps, are in the engine. Raises
+    InvalidParameter, the first error of a prompt with the ``answers`` until then, and RequestFailed
+    after ``seconds`` without an answer.
     """
     step = (await llm.card()).max_num_batched_tokens
     window, found = Window(at_once, STEPS_AHEAD * step), dict[int, _Result]()
@@ -182,7 +178,7 @@ async def pool_batch(
     parts, first = {}, 0
     for part in parts_of(prompts, step, at_once):
         await llm.check_pooling(part, params, names(first, len(part)))
-        await asyncio.sleep(0)  # others' turn, an interrupt's among them
+        await asyncio.sleep(0)  # let others run, an interrupt among them
         parts[first] = part
         first += len(part)
     try:
@@ -233,7 +229,6 @@ async def _patience(seconds: float) -> AsyncIterator[Patience]:
 async def _patiently(
     llm: AsyncLLM, prepared: PreparedRequest, patience: Patience
 ) -> PooledRequestOutput:
-    """Return the output of one prompt of a batch."""
     patience.begin()
     try:
         return await llm.pool(prepared)

@@ -1,4 +1,4 @@
-"""Prepared requests, and the running ones by their callers' ids."""
+"""Prepared requests, and running ones by their callers' ids."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from tandem.text.input_processor import ProcessedInput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRequest:
-    """A request that passed every check and was not sent yet."""
+    """Request that passed every check and was not sent yet."""
 
     request_id: str
-    """The caller's id."""
     processed: ProcessedInput
 
 
@@ -27,7 +26,7 @@ class Running:
         return len(self._by_id)
 
     def take(self, prepared: PreparedRequest) -> None:
-        """Add a request that is sent. Raises InvalidParameter if another one has its id."""
+        """Add a request. Raises InvalidParameter if another one has its id."""
         if prepared.request_id in self._by_id:
             raise InvalidParameter(
                 "request_id", prepared.request_id, "an id that no running request has"
@@ -35,6 +34,6 @@ class Running:
         self._by_id[prepared.request_id] = prepared
 
     def free(self, prepared: PreparedRequest) -> None:
-        """Remove a request. Does nothing if it is not there or another one has its id."""
+        """Remove a request, unless another one has its id."""
         if self._by_id.get(prepared.request_id) is prepared:
             del self._by_id[prepared.request_id]

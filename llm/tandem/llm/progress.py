@@ -1,6 +1,5 @@
-"""Show the progress of an offline batch: a bar on a terminal, else a line every ten seconds.
-
-The bar is drawn by ``rich``; where that is not installed a terminal gets the lines, too.
+"""Progress of an offline batch: a bar on a terminal with ``rich``, else a line every ten
+seconds.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 LINE_SECONDS = 10.0
-"""Between two lines."""
+"""Seconds between two lines."""
 _END_SECONDS = 5.0
 
 
 class BatchProgress:
-    """Requests done of all, and tokens a second. Nothing is shown where ``shown`` is false."""
+    """Requests done of all, and tokens per second; nothing if not ``shown``."""
 
     def __init__(
         self,
@@ -31,8 +30,7 @@ class BatchProgress:
         num_outputs: Callable[[], int] = int,
         every: float = LINE_SECONDS,
     ) -> None:
-        """``num_outputs`` counts what the engine has answered so far, which is shown while no
-        request has ended."""
+        """``num_outputs`` counts the engine's outputs, shown until a request has ended."""
         self._bar = _make_bar() if shown and sys.stderr.isatty() else None
         self._tokens = 0
         self._total, self._done = total, 0
@@ -46,7 +44,7 @@ class BatchProgress:
             self._lines = threading.Thread(target=self._print, name="progress", daemon=True)
 
     def done(self, num_tokens: int) -> None:
-        """Count a request that has ended, with ``num_tokens`` generated."""
+        """Count an ended request."""
         self._tokens += num_tokens
         self._done += 1
         if self._bar is not None:

@@ -1,6 +1,6 @@
-"""Sampling parameters from what callers write: nothing, a mapping, or the struct itself.
+"""Sampling parameters from nothing, a mapping, or a struct.
 
-What the caller leaves open comes from the model's generation_config.json, as in vLLM.
+Open values come from the model's generation_config.json, as in vLLM.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _FROM_GENERATION = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
-"""Field of generation_config.json to ours."""
+"""Names of fields of generation_config.json here."""
 
 
 Params = SamplingParams | Mapping[str, Any] | None
-"""Sampling parameters as callers write them (see ``params_from``)."""
+"""Sampling parameters as callers write them."""
 
 
 def defaults_of(generation: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the model's own defaults. One that is not allowed is left out with a warning."""
+    """Return the model's own defaults, with warnings for invalid ones."""
     found: dict[str, Any] = {}
     for theirs, ours in _FROM_GENERATION.items():
         value = generation.get(theirs)
@@ -76,17 +76,16 @@ def params_from(
 
 
 BAD_WORD_COSTS = 30
-"""Cost of a bad word, in characters: it is tokenized twice."""
+"""Cost of a bad word, in characters."""
 
 PROMPT_COSTS = 200
-"""Cost of a pooled prompt, in characters, in addition to its length."""
+"""Additional cost of a pooled prompt, in characters."""
 
 MOST_TOGETHER = 32
-"""Maximum number of prompts prepared together, about as long as one long prompt."""
+"""Maximum prompts that are prepared together."""
 
 CHARACTERS_A_TOKEN = 4
-"""Characters per token of English text. If every character is a token, an engine holds that much
-more of a batch."""
+"""Characters per token of English text."""
 
 
 def prompt_weight(prompt: PromptLike) -> int:
@@ -99,15 +98,17 @@ def prompt_weight(prompt: PromptLike) -> int:
 
 
 def prompt_tokens(prompt: PromptLike) -> int:
-    """Return about how many tokens a prompt has, at least 1: ids, or a quarter of characters."""
+    """Return the approximate tokens of a prompt, at least 1."""
     if isinstance(prompt, TokensPrompt):
         return max(1, len(prompt.token_ids))
     return max(1, prompt_weight(prompt) // CHARACTERS_A_TOKEN)
 
 
 def parts_of(prompts: Sequence[PromptLike], tokens: int, most: int) -> Iterator[list[PromptLike]]:
-    """Yield ``prompts`` in order, in parts that are prepared together. A part has about ``tokens``
-    tokens, and at most ``most`` prompts and ``MOST_TOGETHER``."""
+    """Yield ``prompts`` in parts that are prepared together.
+
+    A part has about ``tokens`` tokens, and at most ``most`` and ``MOST_TOGETHER`` prompts.
+    """
     most = min(most, MOST_TOGETHER)
     part: list[PromptLike] = []
     left = tokens
@@ -123,7 +124,7 @@ def parts_of(prompts: Sequence[PromptLike], tokens: int, most: int) -> Iterator[
 
 
 def chat_weight(messages: Sequence[Mapping[str, Any]], chat: ChatOptions | None) -> int:
-    """Return the cost of a chat. A template of its own is awaited: it runs in another process."""
+    """Return the cost of a chat; its own template runs in another process."""
     if chat is None:
         return weight(messages)
     if chat.chat_template is not None:
@@ -132,7 +133,7 @@ def chat_weight(messages: Sequence[Mapping[str, Any]], chat: ChatOptions | None)
 
 
 def params_weight(params: Params) -> int:
-    """Return the cost of sampling parameters as callers give them."""
+    """Return the cost of sampling parameters."""
     if not isinstance(params, Mapping):
         return 0
     words = params.get("bad_words") or ()

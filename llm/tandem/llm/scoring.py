@@ -1,8 +1,7 @@
-"""Similarity scores of two texts: the number of the model's head, or the cosine of two vectors.
+"""Similarity of two texts: a number of the model's head, or the cosine of two vectors.
 
-A classifier with one label reads both texts as one prompt (a cross-encoder). Any other model gives
-a vector for each text, each text once, and a pair's score is their cosine (a bi-encoder). A model
-for late interaction scores the vectors of tokens (``late_interaction``).
+A classifier with one label reads both texts as one prompt. Other models give a vector for each
+text, or for each token (late interaction).
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ Pool = Callable[[Sequence[PreparedRequest]], Awaitable[list[PooledRequestOutput]
 """Function that returns the outputs of prepared requests, in order."""
 
 QUERIES_AT_ONCE = 32
-"""Number of queries of one call that workers keep at a time."""
+"""Queries of one call that workers keep at a time."""
 MOST_ROUNDS = 4
-"""Maximum number of requests for a document until its query is found."""
+"""Maximum requests for a document until its query is found."""
 
 
 def new_key() -> str:
@@ -62,7 +61,7 @@ def asked(mode: LateInteractionMode, key: str) -> PoolingParams:
 
 @dataclass(frozen=True, slots=True)
 class LateScores:
-    """Pairs of queries and documents that passed every check."""
+    """Checked pairs of queries and documents."""
 
     queries: tuple[PreparedRequest, ...]
     documents: tuple[PreparedRequest, ...]
@@ -101,7 +100,7 @@ class LateScores:
         raise RequestFailed(FailCause.INTERNAL, message)
 
     async def _keep(self, documents: list[int], pool: Pool) -> dict[int, PooledRequestOutput]:
-        """Have workers keep the queries of ``documents``. Return the outputs by query."""
+        """Make workers keep the queries of ``documents``. Return the outputs by query."""
         uses = Counter(self.query_of[each] for each in documents)
         requests = [_for_uses(self.queries[query], count) for query, count in uses.items()]
         return dict(zip(uses, await pool(requests), strict=True))
@@ -132,30 +131,29 @@ _VECTOR = PoolingParams(normalize=True)
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """The texts on one side of the pairs, and the parameter that they came in."""
+    """Texts on one side of the pairs, and their parameter."""
 
     texts: Sequence[str]
     param: str
     is_list: bool = True
-    """True if errors name a text by its index."""
+    """Whether errors name a text by its index."""
 
     def name(self, index: int) -> str:
-        """Return the name of a text for errors."""
         return f"{self.param}[{index}]" if self.is_list else self.param
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedScores:
-    """Pairs that passed every check."""
+    """Checked pairs."""
 
     requests: tuple[PreparedRequest, ...]
     pairs: tuple[tuple[int, ...], ...]
-    """Requests of each score: one, or the two whose vectors are compared."""
+    """Requests of each score: one, or two to compare."""
 
     async def scores(
         self, pool: Pool
     ) -> tuple[list[ScoringRequestOutput], list[PooledRequestOutput]]:
-        """Return a score for each pair, and the outputs of ``requests``, computed by ``pool``."""
+        """Return a score for each pair, and the outputs of ``requests``."""
         outputs = await pool(self.requests)
         vectors = [each.floats for each in outputs]
         found = []
@@ -170,7 +168,7 @@ class PreparedScores:
                     num_cached_tokens=sum(part.num_cached_tokens for part in parts),
                 )
             )
-            await asyncio.sleep(0)  # a product of long vectors takes a while
+            await asyncio.sleep(0)  # products of long vectors take long
         return found, outputs
 
 
@@ -217,7 +215,7 @@ async def _by_late_interaction(
     keys = [new_key() for _ in first.texts]
 
     async def prepared(side: Side, index: int, params: PoolingParams) -> PreparedRequest:
-        await asyncio.sleep(0)  # others' turn
+        await asyncio.sleep(0)  # let others run
         prompt, name = TextPrompt(side.texts[index]), side.name(index)
         return await llm.prepare_pooling(prompt, params, options=options, param=name)
 
@@ -237,8 +235,10 @@ async def _by_head(
     *,
     typed: bool,
 ) -> PreparedScores:
-    """``typed``: tokens of the second text have another type. A pair that is too long is truncated
-    in its second text only."""
+    """``typed``: tokens of the second text have another type.
+
+    A long pair is truncated in its second text.
+    """
     options, limit = options or InputOptions(), (await llm.card()).max_model_len
     keep = tokens_kept(options, limit, limit)
     from_left = options.truncation_side is TruncationSide.LEFT
@@ -252,7 +252,7 @@ async def _by_head(
         prompt = TokensPrompt(tuple(ids))
         asked = msgspec.structs.replace(params, second_text_at=at) if typed else params
         made.append(await llm.prepare_pooling(prompt, asked, options=options, param=names[1]))
-        await asyncio.sleep(0)  # others' turn
+        await asyncio.sleep(0)  # let others run
     return PreparedScores(tuple(made), tuple((index,) for index in range(len(made))))
 
 
@@ -272,7 +272,7 @@ async def _by_vectors(
                 name = side.name(index)
                 prompt = TextPrompt(text)
                 made.append(await llm.prepare_pooling(prompt, _VECTOR, options=options, param=name))
-                await asyncio.sleep(0)  # others' turn
+                await asyncio.sleep(0)  # let others run
     pairs = tuple((known[first.texts[one]], known[second.texts[two]]) for one, two in places)
     return PreparedScores(tuple(made), pairs)
 
@@ -285,10 +285,9 @@ async def pool_all(
     at_once: int,
     most_values: int | None = None,
 ) -> list[PooledRequestOutput]:
-    """Return the outputs in order, with ``at_once`` requests at a time. The first failure cancels
-    all.
+    """Return the outputs in order, with ``at_once`` requests at a time.
 
-    ``most_values`` bounds the values in memory. Raises InvalidParameter if the outputs have more.
+    The first failure cancels all. Raises InvalidParameter for more than ``most_values`` values.
     """
     seats = asyncio.Semaphore(at_once)
     held = 0

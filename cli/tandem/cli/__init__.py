@@ -1,1 +1,1 @@
-"""The `tandem` command: composes the other portions and holds no logic of its own."""
+"""The `tandem` command, composed of the other packages."""

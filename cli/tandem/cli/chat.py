@@ -23,23 +23,22 @@ from tandem.protocol.names import ROUTER_PORT
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 _MARK = "[thought] "
-"""Prefix of reasoning if the output has no dim text."""
+"""Prefix of reasoning without dim text."""
 
 
 class AnswerDrawn:
-    """Writer of one answer. Call ``end`` even after an error, or the terminal stays dim."""
+    """Writer of one answer. Call ``end`` even after an error."""
 
     def __init__(self) -> None:
         self.text = ""
         """Content so far, without reasoning."""
         self._thinks = False
         self._together = sys.stdout.isatty()
-        """True if content and reasoning go to the same terminal."""
+        """Whether content and reasoning go to one terminal."""
         self._aside = sys.stdout if self._together else sys.stderr
         self._dims = self._aside.isatty() and os.environ.get("TERM") != "dumb"
 
     def think(self, piece: str) -> None:
-        """Write the next piece of reasoning."""
         if piece and not self._thinks:
             self._thinks = True
             gap = "\n\n" if self.text and self._together else ""
@@ -47,26 +46,24 @@ class AnswerDrawn:
         _write(self._aside, piece)
 
     def say(self, piece: str) -> None:
-        """Write the next piece of content."""
         if piece:
             self._leave_thought("\n\n" if self._together else "\n")
         self.text += piece
         _write(sys.stdout, piece)
 
     def note(self, words: str) -> None:
-        """Write how the answer ended, if not by itself."""
+        """Write how the answer ended, unless normally."""
         self._leave_thought("" if self._together else "\n")
         _write(self._aside, f" [{words}]" if self._together else f"[{words}]\n")
 
     def end(self) -> None:
-        """End the last line."""
         self._leave_thought("" if self._together else "\n")
         _write(sys.stdout, "\n")
 
     def _leave_thought(self, gap: str) -> None:
         if self._thinks:
             _write(self._aside, (_PLAIN if self._dims else "") + gap)
-            self._thinks = False  # behind it: what breaks it off ends with ``end``
+            self._thinks = False  # before the write, so that ``end`` resets an interrupted one
 
 
 def _write(stream: TextIO, text: str) -> None:
@@ -77,7 +74,7 @@ _HELP = "Type a message. /reset starts over, /system TEXT sets the system prompt
 
 
 def run(argv: list[str]) -> int:
-    """Talk until the input ends; 1 if the server does not answer as one should."""
+    """Chat until the input ends; 1 if the server fails."""
     parser = Parser(prog="tandem chat", description=__doc__)
     parser.add_argument("--url", default=f"http://127.0.0.1:{ROUTER_PORT}", help="the router's URL")
     parser.add_argument("--model", help="model name; default: the first one served")
@@ -110,7 +107,7 @@ def _fail(text: str) -> int:
 
 
 def _first_model(client: httpx.Client) -> str | None:
-    """Return the first model in the server's list; None after an error, which is printed."""
+    """Return the first model in the server's list; None after a printed error."""
     response = client.get("/v1/models")
     if response.status_code != 200:
         _fail(f"[{response.status_code}] {_message(response)}")
@@ -123,7 +120,7 @@ def _first_model(client: httpx.Client) -> str | None:
 
 
 class StreamError(Exception):
-    """A stream ended with an error; the text is the server's."""
+    """A stream ended with the server's error."""
 
 
 def _converse(client: httpx.Client, options: argparse.Namespace) -> int:
@@ -154,7 +151,7 @@ def _converse(client: httpx.Client, options: argparse.Namespace) -> int:
             history.append({"role": "user", "content": line})
             answer = _answer(client, model, history, options)
             if answer is None:
-                history.pop()  # nothing was said to it: ask again, or something else
+                history.pop()  # no answer: the user may ask again
             else:
                 history.append({"role": "assistant", "content": answer})
 
@@ -166,10 +163,7 @@ def _opening(system: str | None) -> list[dict[str, str]]:
 def _answer(
     client: httpx.Client, model: str, history: list[dict[str, str]], options: argparse.Namespace
 ) -> str | None:
-    """Write the answer as it arrives. Return its content, or None after a printed error.
-
-    Reasoning is left out, as templates leave it out of later turns.
-    """
+    """Write the answer as it arrives. Return its content, or None after a printed error."""
     body = {
         "model": model,
         "messages": history,
@@ -208,7 +202,7 @@ def _events(response: httpx.Response) -> Iterator[str]:
 
 
 def _draw(drawn: AnswerDrawn, text: str, max_tokens: int) -> None:
-    """Write the content of an event. Raises StreamError for an error or an invalid event."""
+    """Write the content of an event. Raises StreamError."""
     try:
         event = json.loads(text)
         if "error" in event:

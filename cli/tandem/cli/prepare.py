@@ -38,7 +38,7 @@ class PrepareConfig:
 
 
 def run(argv: list[str]) -> int:
-    """Return 0 if the report is ok, 1 after a failure that may pass, else EXIT_MODEL_REFUSED."""
+    """Return 0 if the report is ok, 1 after a temporary failure, else EXIT_MODEL_REFUSED."""
     given = parse("prepare", __doc__.splitlines()[0], [Section("Prepare", PrepareConfig)], argv)
     if "model" not in given[PrepareConfig]:
         raise InvalidParameter("--model", None, "a folder, a GGUF file, a hub id or package:NAME")
@@ -58,7 +58,7 @@ def run(argv: list[str]) -> int:
 
 
 def described(config: PrepareConfig) -> dict[str, Any]:
-    """Return facts about the model. Anything but a folder is prepared in the cache first."""
+    """Return facts about the model. Other sources than folders are prepared first."""
     from tandem.hub import prepare
 
     _check_package(config)
@@ -84,7 +84,7 @@ def _facts(prepared: PreparedModel) -> dict[str, Any]:
 
 
 def fetched(config: PrepareConfig) -> dict[str, Any]:
-    """Return the report on ``--to``. Fills the folder first, unless another run has."""
+    """Return the report on ``--to``, filled unless another run has."""
     target = Path(config.to)
     note = target / ".tandem-revision"
     if not target.is_dir():
@@ -97,11 +97,7 @@ def fetched(config: PrepareConfig) -> dict[str, Any]:
 
 
 def _fetch(config: PrepareConfig, target: Path, note: str) -> None:
-    """Fill the folder once: jobs of several services may share it, and one of them fetches while
-    the rest wait.
-
-    Raises CacheBusy, which may pass: the Job is run again.
-    """
+    """Fill the folder once, while jobs of other services wait. Raises CacheBusy."""
     scratch = target.parent / f"{_SCRATCH}-{target.name}"
     os.environ["HF_HOME"] = str(scratch / "hub")  # before huggingface_hub is imported
     from tandem.hub import prepare
@@ -121,12 +117,12 @@ def _fetch(config: PrepareConfig, target: Path, note: str) -> None:
         shutil.copytree(prepared.path, folder, copy_function=_link, dirs_exist_ok=True)
         (folder / note).write_text(prepared.revision or "")
 
-    build_once(target, build, deadline_s=JOB_DEADLINE)  # its lock is beside the scratch
-    shutil.rmtree(scratch, ignore_errors=True)  # nobody comes here again: the target is there
+    build_once(target, build, deadline_s=JOB_DEADLINE)  # its lock is next to the scratch folder
+    shutil.rmtree(scratch, ignore_errors=True)  # no longer used: the target exists
 
 
 def _check_package(config: PrepareConfig) -> None:
-    """Raise UnsupportedModel unless the package has the requested version, if one was given."""
+    """Raise UnsupportedModel unless the package has the requested version."""
     from tandem.hub import UnsupportedModel
     from tandem.hub.source import Package, parse
 
@@ -146,7 +142,7 @@ def _check_package(config: PrepareConfig) -> None:
 
 
 def _link(source: str, target: str) -> None:
-    """Create a hard link to a file if the volume supports it, else copy the file."""
+    """Link a file if the volume supports it, else copy it."""
     real = os.path.realpath(source)
     try:
         os.link(real, target)

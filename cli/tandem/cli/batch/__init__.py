@@ -1,2 +1,1 @@
-"""OpenAI's batch files: ``files`` opens them, ``lines`` reads and checks them, and ``asking`` sends
-what they hold to a server."""
+"""OpenAI's batch files, answered by a server."""

@@ -1,4 +1,4 @@
-"""Client of a batch: sends requests, some at a time, and writes each answer as it arrives."""
+"""Client of a batch: sends requests, and writes each answer as it arrives."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_CUSTOM_ID = 512
 
 
 class BatchRequest(msgspec.Struct, frozen=True):
-    """One line."""
+    """Line of the input."""
 
     custom_id: str
     url: str
@@ -31,7 +31,7 @@ class BatchRequest(msgspec.Struct, frozen=True):
 
 
 def read_lines(source: BinaryIO) -> Iterator[BatchRequest]:
-    """Yield a file's requests, without blank lines. Raises InvalidParameter that names the line."""
+    """Yield a file's requests. Raises InvalidParameter that names the line."""
     number = 0
     while line := source.readline(MAX_LINE_BYTES + 1):
         number += 1
@@ -42,8 +42,10 @@ def read_lines(source: BinaryIO) -> Iterator[BatchRequest]:
 
 
 def check_lines(source: BinaryIO) -> int:
-    """Return the number of requests of a file, and seek to its start again. Raises InvalidParameter
-    for the first that cannot be sent."""
+    """Return the number of requests of a file, and seek to its start.
+
+    Raises InvalidParameter for the first invalid one.
+    """
     seen: set[str] = set()
     for number, request in enumerate(read_lines(source), 1):
         if request.custom_id in seen:
@@ -83,7 +85,7 @@ def answer_line(
     body: object,
     error: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Return a line of the output in OpenAI's form: the server's answer, or the error."""
+    """Return a line of the output in OpenAI's form: an answer or an error."""
     answered = {"status_code": status, "request_id": request_id, "body": body}
     content = {
         "id": f"batch_req_{request_id}",
@@ -95,20 +97,20 @@ def answer_line(
 
 
 RETRIED = frozenset({408, 429, 500, 502, 503, 504})
-"""Statuses after which a retry of the same request may be answered."""
+"""Statuses after which a request is retried."""
 LONGEST_WAIT = 60.0
-"""Maximum seconds between two tries, even if a server requests more."""
+"""Maximum seconds between two attempts."""
 MAX_DEAD = 20
-"""Failed requests in a row after which the rest of the batch is not sent."""
+"""Failed requests in a row after which the batch ends."""
 
 
 class ServerGone(Exception):
-    """The server has not answered for many requests in a row."""
+    """The server has not answered many requests in a row."""
 
 
 @dataclass(slots=True)
 class Batch:
-    """One run over a file."""
+    """Run over a file."""
 
     client: httpx.AsyncClient
     output: BinaryIO
@@ -118,20 +120,21 @@ class Batch:
     """Called after each answer."""
     answered: int = 0
     failed: int = 0
-    """Number of requests answered with an error, or not at all. ``answered`` counts the rest."""
+    """Requests without an answer of 200."""
     tokens: int = 0
-    """Number of generated tokens."""
     _dead: int = field(default=0)
 
     async def run(self, requests: Iterator[BatchRequest]) -> None:
-        """Send all requests and write answers in order of arrival. Raises ServerGone, and any error
-        of reading a request or writing an answer."""
+        """Send all requests and write answers in order of arrival.
+
+        Raises ServerGone, and errors of reading and writing.
+        """
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self.concurrency):
                     group.create_task(self._work(requests))
         except ExceptionGroup as failed:
-            raise failed.exceptions[0] from None  # the first ended the others
+            raise failed.exceptions[0] from None  # the first error ended the others
 
     async def _work(self, requests: Iterator[BatchRequest]) -> None:
         for request in requests:
@@ -141,7 +144,6 @@ class Batch:
                 raise ServerGone
 
     async def _line(self, request: BatchRequest) -> bytes:
-        """Return the answer of the last try, as a line."""
         request_id = uuid.uuid4().hex
         for attempt in range(1, self.max_attempts + 1):
             is_last, wait = attempt == self.max_attempts, float(2 ** (attempt - 1))
@@ -188,5 +190,5 @@ def _generated(usage: Any) -> int:
 
 
 def _seconds(asked: str | None, otherwise: float) -> float:
-    """Return the seconds in a Retry-After header, or ``otherwise`` if it has none."""
+    """Return the seconds of a Retry-After header, or ``otherwise``."""
     return float(asked) if asked is not None and asked.isdecimal() else otherwise

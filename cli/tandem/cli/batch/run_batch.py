@@ -41,7 +41,7 @@ OUTPUT = "--output-file"
 
 @contextmanager
 def opened(source: str) -> Iterator[BinaryIO]:
-    """Yield the input. A pipe or a device is first copied to an unnamed file. Raises OSError."""
+    """Yield the input; a pipe or device is copied first. Raises OSError."""
     with open(source, "rb") as given:
         if Path(source).is_file():
             yield given
@@ -53,8 +53,10 @@ def opened(source: str) -> Iterator[BinaryIO]:
 
 
 def places(output: str, source: str) -> tuple[Path, Path]:
-    """Return the file that answers are written to, and its final name. Links are followed. Raises
-    InvalidParameter if either would replace the input or a file that is not regular."""
+    """Return the file for answers, and its final name, with links followed.
+
+    Raises InvalidParameter if either would replace the input or is not a regular file.
+    """
     if os.path.exists(output) and not os.path.isfile(output):
         raise InvalidParameter(OUTPUT, output, "a regular file, or a new one")
     target = Path(os.path.realpath(output))
@@ -74,7 +76,7 @@ STOP_SECONDS = 60.0
 CONCURRENCY = 64
 MAX_CONCURRENCY = 4_096
 DESCRIPTORS_KEPT = 64
-"""File descriptors reserved for files, streams and name lookups."""
+"""Descriptors for other files, streams and lookups."""
 _POLL = 0.25
 
 
@@ -131,8 +133,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _concurrency(given: int | None) -> int:
-    """Return the number of concurrent requests. Each uses a connection. Without a file descriptor
-    for it, a request would fail as if the server did not answer."""
+    """Return the number of concurrent requests, within the file descriptors."""
     may_open = raise_descriptor_limit(1)
     most = max(1, min(MAX_CONCURRENCY, may_open - DESCRIPTORS_KEPT))
     if given is None:
@@ -145,7 +146,7 @@ def _concurrency(given: int | None) -> int:
 
 @contextmanager
 def _server(options: argparse.Namespace) -> Iterator[str]:
-    """Yield the URL of the server. Starts one if none is given."""
+    """Yield the URL of the server, started if none is given."""
     if options.url is not None:
         yield options.url
         return

@@ -32,24 +32,22 @@ _decoder = msgspec.json.Decoder(_Chunk)
 
 @dataclass(slots=True)
 class Record:
-    """Times and result of one request; times are seconds after the run's start."""
+    """Times and result of one request, in seconds after the run's start."""
 
     num_prompt: int
     sent_at: float
     times: list[float] = field(default_factory=list)
     """Arrival time of each piece of text."""
     num_tokens: int = 0
-    """Number of generated tokens, as the server reports it."""
+    """Generated tokens, as the server reports them."""
     error: str | None = None
 
     @property
     def ttft(self) -> float:
-        """Return the seconds to the first piece."""
         return self.times[0] - self.sent_at
 
     @property
     def e2e(self) -> float:
-        """Return the seconds to the last piece."""
         return self.times[-1] - self.sent_at
 
     @property
@@ -59,7 +57,6 @@ class Record:
 
     @property
     def itl(self) -> list[float]:
-        """Return the seconds between pieces."""
         return [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
 
 
@@ -68,14 +65,14 @@ class Target:
     """Endpoint of requests, and their common fields."""
 
     url: str
-    """URL of the endpoint, path included."""
+    """URL of the endpoint."""
     model: str
     headers: dict[str, str]
     body: dict[str, Any]
     """Fields of every body."""
 
     def content(self, ask: Ask) -> dict[str, Any]:
-        """Return the body of one request. It is a completion, as a chat cannot be given as ids."""
+        """Return the body of one request, a completion, since it has ids."""
         return {
             "model": self.model,
             "prompt": ask.prompt,
@@ -87,7 +84,7 @@ class Target:
 
 
 async def send(session: aiohttp.ClientSession, target: Target, ask: Ask, started: float) -> Record:
-    """Send a request and read its whole answer. An error is part of the record, never raised."""
+    """Send a request and read its answer. Errors are part of the record."""
     content = msgspec.json.encode(target.content(ask))
     headers = {"Content-Type": "application/json", **target.headers}
     record = Record(len(ask.prompt), time.perf_counter() - started)
@@ -106,17 +103,16 @@ async def send(session: aiohttp.ClientSession, target: Target, ask: Ask, started
 
 
 async def _read(answer: aiohttp.ClientResponse, record: Record, started: float) -> None:
-    """Read events as they arrive. All events of one read get one time.
+    """Read events as they arrive; those of one read get one time.
 
-    A server that fails may close its connection as one that has finished does. Only ``[DONE]``
-    shows that the answer is complete, and only its usage gives the number of tokens.
+    Only ``[DONE]`` shows that the answer is complete.
     """
     rest = b""
     done = counted = False
     async for data in answer.content.iter_any():
         now = time.perf_counter() - started
         rest += data
-        if b"\r" in rest:  # of ends of lines: JSON has none
+        if b"\r" in rest:  # line ends: JSON has no \r
             rest = rest.replace(b"\r\n", b"\n")
         *events, rest = rest.split(b"\n\n")
         for content in map(_content, events):
@@ -133,20 +129,19 @@ async def _read(answer: aiohttp.ClientResponse, record: Record, started: float) 
 
 
 def _content(event: bytes) -> bytes:
-    """Return the data of an event; empty for one without, such as a comment."""
-    if event.startswith(b"data:") and b"\n" not in event:  # nearly all
+    """Return the data of an event, or b""."""
+    if event.startswith(b"data:") and b"\n" not in event:  # the usual case
         return event[5:].strip()
     lines = event.split(b"\n")
     return b"\n".join(line[5:].strip() for line in lines if line.startswith(b"data:"))
 
 
 def _note(record: Record, chunk: _Chunk, now: float) -> bool:
-    """Record a chunk. Return whether it has the usage."""
     if chunk.error is not None:
         record.error = f"in the stream: {chunk.error}"[:300]
     if chunk.usage is not None:
         record.num_tokens = chunk.usage.completion_tokens
-    # Also a step without text of its own: left out, it would make a gap that is none.
+    # Steps without text count, too: omitting them would extend gaps.
     if any(choice.text is not None or choice.delta for choice in chunk.choices):
         record.times.append(now)
     return chunk.usage is not None

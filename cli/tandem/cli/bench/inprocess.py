@@ -1,4 +1,4 @@
-"""An engine in this process, given a load in tokens and timed: no server, no text."""
+"""Engine in this process with a timed load in tokens."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SamplingParams
 
 SECONDS = 3600.0
-"""No run takes longer."""
+"""Maximum seconds of a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One run; seconds."""
+    """Times of one run, in seconds."""
 
     first: float
     """Until every request had its first token."""
@@ -31,14 +31,14 @@ class Timed:
 
 
 def check_fits(config: EngineConfig, tokens: int) -> None:
-    """Raises InvalidParameter, before any weight is loaded, where a request does not fit."""
+    """Raise InvalidParameter, before weights are loaded, for a request that does not fit."""
     if tokens > config.max_model_len:
         allowed = f"at most {config.max_model_len}, the longest that this engine takes"
         raise InvalidParameter("prompt and answer", tokens, f"{allowed}, in tokens")
 
 
 class TimedEngine:
-    """Engine that is built on construction; ``close`` frees its memory."""
+    """Engine for a load; ``close`` frees its memory."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._core = EngineCore.launch(config, make_executor(config))
@@ -46,9 +46,9 @@ class TimedEngine:
         self._count = 0
 
     def run(self, load: Sequence[Ask]) -> Timed:
-        """Run all requests at once, greedy, each to its full length.
+        """Run all requests at once, greedy, to their full length.
 
-        Raises TandemError if one is refused or fails, or after the time limit.
+        Raises TandemError if one fails, or after the time limit.
         """
         started = time.perf_counter()
         for ask in load:
@@ -67,7 +67,6 @@ class TimedEngine:
         return Timed(max(first.values()), time.perf_counter() - started, num_tokens)
 
     def close(self) -> None:
-        """Free it."""
         self._core.close()
 
     def _add(self, ask: Ask) -> None:

@@ -58,7 +58,6 @@ class KernelsConfig:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Return ``batch_sizes`` as numbers."""
         parts = self.batch_sizes.split(",")
         if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
             raise InvalidParameter("batch_sizes", self.batch_sizes, "numbers from 1, with commas")
@@ -66,7 +65,7 @@ class KernelsConfig:
 
 
 def run(argv: list[str]) -> int:
-    """Measure and print. Only flags count: variables such as TANDEM_BLOCK_SIZE are a server's."""
+    """Measure and print. Variables of servers do not count."""
     sections = [Section("Kernels", KernelsConfig)]
     given = read_command_line(
         "bench kernels", __doc__ or "", sections, argv, environ={}, takes_file=False
@@ -84,7 +83,7 @@ def run(argv: list[str]) -> int:
 
 
 def measure(config: KernelsConfig) -> dict[str, Any]:
-    """Measure every case. Raises InvalidParameter for a device that does not exist."""
+    """Measure every case. Raises InvalidParameter for a missing device."""
     import torch
 
     from tandem.kernels.measure import timing
@@ -103,7 +102,7 @@ def measure(config: KernelsConfig) -> dict[str, Any]:
 
 
 def _shapes(config: KernelsConfig) -> dict[str, Any]:
-    """Return the measured shapes, by the names of the flags."""
+    """Return the measured shapes by flag."""
     own = {"device", "only", "output_json"}
     return {name: value for name, value in asdict(config).items() if name not in own}
 
@@ -134,7 +133,7 @@ def _ops(config: KernelsConfig) -> ModelOps:
 
 
 def _benches(config: KernelsConfig, ops: ModelOps) -> Iterator[Bench]:
-    """Yield the benchmarks one at a time: each holds its operands in memory."""
+    """Yield the benchmarks one at a time, as each holds memory."""
     for rows in config.rows:
         yield from (
             each for each in ops.cases(rows, config.context_len) if config.only in each.name

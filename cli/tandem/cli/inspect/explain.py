@@ -18,7 +18,7 @@ from tandem.protocol.names import ROUTER_PORT
 Json = Mapping[str, Any]
 
 STALL_MS = 150.0
-"""Minimum duration of a part that is reported as a stall in the last lines."""
+"""Minimum duration of a reported stall."""
 _STALLS = {
     "stood still": "stood still",
     "not taken yet": "did not take the request",
@@ -29,8 +29,7 @@ MAX_ROWS = 200
 
 
 def plain(text: str) -> str:
-    """Return the text with control characters and bidirectional marks escaped. Paths, names and
-    reasons are text from clients and workers."""
+    """Return the text with control characters and bidirectional marks escaped."""
     if text.isprintable():
         return text
     return "".join(
@@ -66,7 +65,7 @@ def _head(content: Json) -> Iterator[str]:
 
 
 def _bars(content: Json, width: int) -> Iterator[str]:
-    """Yield a row for each part, in order of time. The bar is at the part's time."""
+    """Yield a row for each part, with a bar at its time."""
     total = max(content["total_ms"], 1e-9)
     room = width - 56
     parts: Sequence[Json] = content["parts"]
@@ -141,7 +140,7 @@ def _stream(content: Json) -> Iterator[str]:
 
 
 def _verdict(content: Json) -> Iterator[str]:
-    """Yield the owners that stalled or were lost, and whether the client was slow."""
+    """Yield the parties that stalled or were lost, and whether the client was slow."""
     stalls = [
         part for part in content["parts"] if part["name"] in _STALLS and part["ms"] >= STALL_MS
     ]
@@ -157,9 +156,9 @@ def _verdict(content: Json) -> Iterator[str]:
 
 
 def run(argv: list[str]) -> int:
-    """Print it. Raises NoAnswer, also if the server does not know the call."""
+    """Print a call. Raises NoAnswer, also for an unknown call."""
     if argv[:1] == ["service"]:
-        from tandem.cli.inspect import explain_service  # the operator's needs are not a router's
+        from tandem.cli.inspect import explain_service  # needs the operator's packages
 
         return explain_service.run(argv[1:])
     parser = Parser(

@@ -24,10 +24,10 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.names import ENV_PREFIX
 
 MAX_FIELDS = 40
-"""Maximum fields of one object, or of one revision's pods."""
+"""Maximum fields of one object or one revision's pods."""
 _SIGNS = {"create": "+", "update": "~", "delete": "-"}
 _GOOD = {"Progressing": "False", "Degraded": "False", "ScalingActive": "False"}
-"""Conditions whose good status is not True."""
+"""Good statuses that are not True."""
 
 
 def drawn(found: Rehearsal, file: str | None) -> str:
@@ -89,7 +89,7 @@ def _fields(differences: Sequence[Difference], indent: str) -> Iterator[str]:
 
 
 def _conditions(found: Rehearsal) -> Iterator[str]:
-    """Yield the conditions that would change, then those that keep the service from being ready."""
+    """Yield the conditions that would change, then those that prevent readiness."""
     before = {each.type: each for each in found.before.conditions}
     moved = [each for each in found.after.conditions if _said(each) != _said(before.get(each.type))]
     if moved:
@@ -121,14 +121,14 @@ def _is_open(condition: Condition) -> bool:
 
 OPERATOR = "tandem-system"
 LABEL = "app.kubernetes.io/name=tandem-operator"
-"""Label of the operator's Deployment, whose name depends on the release of the chart."""
+"""Label of the operator's Deployment."""
 NONE = "none"
 MOST_BYTES = 1 << 20
-"""Maximum bytes of a file; no resource of an API server is as large."""
+"""Maximum bytes of a file."""
 
 
 def run(argv: list[str]) -> int:
-    """Print the plan. Return 0 even if it has changes.
+    """Print the plan.
 
     Raises InvalidParameter, NoService, and ClusterError with the API server's message.
     """
@@ -158,7 +158,7 @@ def run(argv: list[str]) -> int:
 
 
 def resource_of(path: Path, name: str) -> dict[str, Any]:
-    """Return the LLMService of this name from a file of one document or several."""
+    """Return the LLMService of this name from a file of documents."""
     try:
         with path.open("rb") as file:
             text = file.read(MOST_BYTES + 1)
@@ -177,7 +177,7 @@ def resource_of(path: Path, name: str) -> dict[str, Any]:
 
 
 def operator_settings(cluster: Cluster, where: str) -> OperatorSettings:
-    """Return the settings of the operator in that Deployment: flags, and literal variables."""
+    """Return the operator's settings from a Deployment: flags, and literal variables."""
     if where == NONE:
         return OperatorSettings()
     allowed = f"NAMESPACE[/NAME] of the operator's Deployment, or {NONE}"

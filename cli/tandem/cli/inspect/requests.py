@@ -1,4 +1,4 @@
-"""Client for the debug endpoints of a running router. Every error is one line."""
+"""Client for the debug endpoints of a running router."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ANSWER_SECONDS = 30.0
 
 
 class NoAnswer(TandemError):
-    """The router does not answer, or refuses; the text says which."""
+    """The router does not answer, or refuses."""
 
 
 def check_url(param: str, url: str) -> None:
@@ -30,8 +30,10 @@ def check_url(param: str, url: str) -> None:
 
 
 def key_headers(key: str | None) -> dict[str, str]:
-    """Return headers with the API key, given or the environment's. InvalidParameter hides the
-    key."""
+    """Return headers with the API key, given or from the environment.
+
+    InvalidParameter hides the key.
+    """
     key = api_key_of(key)
     if key is None:
         return {}
@@ -41,10 +43,9 @@ def key_headers(key: str | None) -> dict[str, str]:
 
 
 class RouterClient:
-    """One connection for several requests; close it."""
+    """Connection for several requests."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
-        """Raises InvalidParameter."""
         check_url("--url", url)
         self.url = url
         headers = key_headers(api_key)
@@ -69,7 +70,6 @@ class RouterClient:
         return content
 
     def close(self) -> None:
-        """Close the connection."""
         self._client.close()
 
     def __enter__(self) -> RouterClient:

@@ -24,7 +24,7 @@ from tandem.protocol.names import ROUTER_PORT
 Json = Mapping[str, Any]
 
 WIDTH = 40
-"""Columns of a bar, which covers a whole call of any duration."""
+"""Columns of a bar for a whole call."""
 _CALL_STYLES = {"client": "blue", "router": "magenta", "prefill": "yellow", "decode": "green"}
 _BAD = 400
 
@@ -52,12 +52,12 @@ def calls_table(calls: Sequence[Json]) -> Table:
 
 
 def literal(text: str, style: str = "") -> Text:
-    """Return a cell with text from outside, whose markup and control characters have no effect."""
+    """Return a cell with foreign text, without markup and control characters."""
     return Text(plain(text), style)
 
 
 def bar_of(call: Json) -> Text:
-    """Return a bar of ``WIDTH`` equal time slices, each in the colour of its longest owner."""
+    """Return a bar of ``WIDTH`` time slices, each in the colour of its longest owner."""
     total = max(call["total_ms"], 1e-9)
     shares: list[dict[str, float]] = [{} for _ in range(WIDTH)]
     for owner, _, begin, length in call["parts"]:
@@ -70,7 +70,6 @@ def bar_of(call: Json) -> Text:
 
 
 def _spread(shares: list[dict[str, float]], owner: str, begin: float, end: float) -> None:
-    """Add an interval to the columns that it covers."""
     for column in range(max(0, int(begin)), min(WIDTH, int(end) + 1)):
         covered = min(end, column + 1) - max(begin, column)
         if covered > 0:
@@ -97,9 +96,9 @@ _STYLES = {"up": "green", "down": "red", "quarantined": "bold red", "suspect": "
 _OTHER_STYLE = "yellow"
 _WORST_FIRST = ("quarantined", "down", "resting", "up")
 _AROUND = 19
-"""Lines of a frame other than its rows."""
+"""Lines of a frame besides its rows."""
 _FEWEST = 4
-"""Minimum rows that a table shows, on a terminal of any height."""
+"""Minimum rows of a table."""
 _PHASES = {
     "admission": "router's queue",
     "no_worker": "no worker",
@@ -122,7 +121,7 @@ class Frame:
 
 
 def drawn(frame: Frame, height: int | None) -> RenderableType:
-    """Return the frame. Tables are cut to fit ``height`` lines; None is any number."""
+    """Return the frame, cut to ``height`` lines; None for any number."""
     fleet = frame.fleet
     workers: Sequence[Json] = fleet["workers"]
     links: Sequence[Json] = fleet["handoff_links"]
@@ -145,7 +144,7 @@ def drawn(frame: Frame, height: int | None) -> RenderableType:
 
 
 def _rooms(height: int | None, wanted: Sequence[int]) -> list[int]:
-    """Return the rows of each table: all, or an equal share of the space."""
+    """Return the rows of each table: all, or an equal share."""
     if height is None:
         return list(wanted)
     left, rooms = max(0, height - _AROUND), []
@@ -253,7 +252,6 @@ def _queue(queue: Json) -> Text:
 
 
 def _table(*names: str, left: int) -> Table:
-    """Return a plain table with left-aligned columns of the given names."""
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for name in names[:left]:
         table.add_column(name, overflow="ellipsis", no_wrap=True)
@@ -268,7 +266,6 @@ def _more(table: Table, count: int) -> Table:
 
 
 def _bar(share: float | None) -> Text:
-    """Return a bar and its percentage; red if little is left."""
     if share is None:
         return Text("")
     full = round(max(0.0, min(1.0, share)) * BAR)
@@ -288,12 +285,12 @@ def _cut(text: str, style: str) -> Text:
 FLEET = "/debug/fleet"
 RECENT = "/debug/requests?limit=12"
 SHORTEST, LONGEST = 0.2, 3600.0
-"""Bounds of the seconds between two requests."""
+"""Bounds of the refresh interval in seconds."""
 _PIPE_COLUMNS = 140
 
 
 def run(argv: list[str]) -> int:
-    """Show the fleet until Ctrl-C. Return 1 if the router does not answer, or refuses."""
+    """Show the fleet until Ctrl-C. Return 1 if the router does not answer."""
     parser = Parser(prog="tandem top", description=__doc__)
     parser.add_argument("--url", default=f"http://127.0.0.1:{ROUTER_PORT}", help="the router's URL")
     parser.add_argument("--api-key", help=f"bearer token; default: {ENV_API_KEY}")
@@ -320,13 +317,11 @@ def run(argv: list[str]) -> int:
 
 
 def _look(client: RouterClient) -> Frame:
-    """Return the router's current state. Raises NoAnswer."""
     fleet, recent = client.get(FLEET), client.get(RECENT)
     return Frame(client.url, time.strftime("%H:%M:%S"), fleet, recent.get("requests", []))
 
 
 def _watch(client: RouterClient, interval: float) -> None:
-    """Refresh the screen repeatedly. The terminal is restored on every exit."""
     frame = _look(client)
     console = Console()
     with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -346,6 +341,6 @@ def _print_json(client: RouterClient, interval: float, *, once: bool) -> None:
 
 
 def _console() -> Console:
-    """Return a console with the terminal's width, or wide enough for all columns without one."""
+    """Return a console with the terminal's width, or one wide enough."""
     console = Console()
     return console if console.is_terminal else Console(width=_PIPE_COLUMNS)

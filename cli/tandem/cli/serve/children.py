@@ -1,7 +1,6 @@
 """Processes of a local stack: start, watch, restart and stop them; all end with their parent.
 
-Used by ``up``. Each child gets its own session, so that Ctrl-C in the terminal reaches the
-supervisor only. Each asks the kernel for a signal if the supervisor dies.
+Each has its own session, so that Ctrl-C reaches the supervisor only.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ ENV_PARENT = "TANDEM_PARENT_PID"
 _PR_SET_PDEATHSIG = 1
 RESTART_WINDOW_SECONDS = 60.0
 MAX_RESTARTS = 5
-"""Restarts within the window after which a child is not restarted."""
+"""Maximum restarts within the window."""
 
 
 def end_with_parent() -> None:
-    """Make this child process receive SIGTERM when the supervisor in ``TANDEM_PARENT_PID`` dies."""
+    """End this process with SIGTERM when the supervisor in ``TANDEM_PARENT_PID`` ends."""
     parent = os.environ.get(ENV_PARENT)
     if parent is None or sys.platform != "linux":
         return
@@ -42,9 +41,10 @@ def end_with_parent() -> None:
 
 
 def be_killed_with(parent: int) -> None:
-    """Make this process receive SIGKILL when ``parent``, which started it, dies. Must be called
-    first. A process of a pool has no other end: it waits for work on a pipe that its siblings hold
-    open."""
+    """End this process with SIGKILL when ``parent`` ends. Must be called first.
+
+    A process of a pool would wait for ever, as siblings hold its pipe open.
+    """
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -54,7 +54,7 @@ def be_killed_with(parent: int) -> None:
 
 @dataclass(slots=True)
 class Child:
-    """One process of the stack."""
+    """Process of the stack."""
 
     name: str
     arguments: list[str]
@@ -66,14 +66,14 @@ class Child:
     ready: bool = False
     restarts: list[float] = field(default_factory=list)
     token: str = field(default_factory=lambda: secrets.token_hex(16))
-    """Token in its answers at /ready. Another program on its port does not have it."""
+    """Token in its answers at /ready, which other programs lack."""
     _copier: threading.Thread | None = None
 
     def start(self, log: TextIO) -> None:
         """Start the process. Its output is written to ``log``, each line with its name."""
         environment = {**os.environ, ENV_PARENT: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
         environment |= self.environment | {ENV_CHILD_TOKEN: self.token}
-        environment.pop(ENV_PREFIX + "CONFIG", None)  # the file of `up`, with keys of its own
+        environment.pop(ENV_PREFIX + "CONFIG", None)  # the file of `up` has other keys
         self.process = self.run(environment)
         self.started = time.monotonic()
         self.ready = False
@@ -83,7 +83,6 @@ class Child:
         self._copier.start()
 
     def run(self, environment: Mapping[str, str]) -> subprocess.Popen[str]:
-        """Start and return a process that runs the command."""
         return subprocess.Popen(
             [sys.executable, "-m", "tandem.cli", *self.arguments],
             stdin=subprocess.DEVNULL,
@@ -104,28 +103,26 @@ class Child:
                 log.flush()
 
     def join_output(self) -> None:
-        """Wait at most a second until the last lines of an ended process are written."""
+        """Wait up to a second for the last lines of an ended process."""
         if self._copier is not None:
             self._copier.join(1.0)
 
     @property
     def is_running(self) -> bool:
-        """Return whether the process was started and has not ended."""
         return self.process is not None and self.process.poll() is None
 
     @property
     def exit_code(self) -> int | None:
-        """Return the exit status; None while it runs."""
         return None if self.process is None else self.process.poll()
 
     def may_restart(self, now: float) -> bool:
-        """Count a death. Return whether the child may be restarted."""
+        """Count a death. Return whether to restart the child."""
         self.restarts = [when for when in self.restarts if now - when < RESTART_WINDOW_SECONDS]
         self.restarts.append(now)
         return len(self.restarts) <= MAX_RESTARTS
 
     def check_ready(self) -> bool:
-        """Request /ready once (at most a second). An answer without the token does not count."""
+        """Request /ready once. An answer without the token does not count."""
         try:
             with DIRECT.open(self.ready_url, timeout=1.0) as answer:
                 shown = answer.headers.get(HEADER_CHILD_TOKEN)
@@ -135,12 +132,11 @@ class Child:
         return self.ready
 
     def signal(self, number: int) -> None:
-        """Send a signal if the process still runs."""
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(number)
 
     def kill(self) -> None:
-        """Kill the process if it still runs, and write its last lines."""
+        """Kill the process, and write its last lines."""
         if self.process is None:
             return
         self.process.kill()

@@ -19,7 +19,7 @@ def run(argv: list[str]) -> int:
     dump_on_signal()
     spin_briefly()
     kv = handoff_config(given, server)
-    config = engine_config(given)  # before torch is imported: it refuses what cannot be served
+    config = engine_config(given)  # before torch: refuse what cannot be served
     with loading():
         from tandem.decode import worker
 

@@ -1,12 +1,8 @@
 """Start order and memory shares of the workers of a local stack that share a GPU.
 
-A worker's share of a device (``gpu_memory_utilization``) includes memory of other processes. Two
-workers that start at once both find the device empty, and both take all of it. If each has half,
-the later one finds its half in use. So they start one after the other. Workers with a number of
-bytes or blocks come first, then those with a share, lowest first. The rest divide what these leave.
-A starting worker may fill the device, except for the parts of workers that do not run. At its first
-start that equals its own setting. Next to workers that filled the rest, it is what it had before.
-Called by ``up``, which starts the processes.
+``gpu_memory_utilization`` includes other processes, so workers start one after the other: first
+those with a size in bytes or blocks, then those with a share, lowest first. The rest divide what is
+left. A starting worker may fill the device, except for the parts of workers that do not run.
 """
 
 from __future__ import annotations
@@ -38,7 +34,7 @@ _ASK_SECONDS = 20.0
 
 
 def visible_gpus() -> list[str]:
-    """Return CUDA's names of the GPUs that the environment allows, else of all; [] for none."""
+    """Return CUDA's names of the visible GPUs; [] for none."""
     allowed = os.environ.get(VISIBLE)
     if allowed is not None:
         return [name.strip() for name in allowed.split(",") if name.strip()]
@@ -47,7 +43,7 @@ def visible_gpus() -> list[str]:
 
 
 def used_share(gpu: str) -> float | None:
-    """Return the share of a GPU's memory in use. None if the driver does not report it."""
+    """Return the share of a GPU's memory in use; None if the driver does not report it."""
     values = "--query-gpu=memory.used,memory.total"
     answer = _ask(f"--id={gpu}", values, "--format=csv,noheader,nounits")
     try:
@@ -68,7 +64,7 @@ def _ask(*words: str) -> str | None:
 
 
 def environment_of(worker: int, gpus: list[str]) -> dict[str, str]:
-    """Return the environment variables of worker number ``worker`` of a stack."""
+    """Return the environment variables of a stack's worker."""
     if len(gpus) < 2:
         return {}
     first = worker % len(gpus)
@@ -78,38 +74,35 @@ def environment_of(worker: int, gpus: list[str]) -> dict[str, str]:
 SHARE = "gpu_memory_utilization"
 ENV_SHARE = ENV_PREFIX + SHARE.upper()
 DIVIDED = CacheConfig().gpu_memory_utilization
-"""Share of a device that its workers have in total, unless all have their own setting."""
+"""Total share of workers without their own setting."""
 _WHATEVER_IS_LEFT = frozenset({"kv_cache_memory_bytes", "num_gpu_blocks_override"})
-"""Settings of workers with a fixed size, independent of free memory."""
+"""Settings of workers with a fixed size."""
 _ONLY = "0"
-"""GPU of all workers if the machine does not report its GPUs: each uses its first."""
+"""GPU of all workers if the machine reports none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sharer:
-    """A worker that computes on a GPU with others, or alone."""
+    """Worker that computes on a GPU."""
 
     child: Child
     gpu: str
     given: Mapping[str, object]
-    """Engine settings that it was given."""
+    """Its engine settings."""
     arguments: Sequence[str]
-    """Arguments of the child at its first start."""
+    """Arguments of its first start."""
 
     @property
     def needs_turn(self) -> bool:
-        """Return whether it takes a share of free memory."""
         return _WHATEVER_IS_LEFT.isdisjoint(self.given)
 
     @property
     def gets_share(self) -> bool:
-        """Return whether the stack sets its share."""
         return self.needs_turn and SHARE not in self.given
 
     @property
     def level(self) -> float:
-        """Return its configured share: 0 if it needs no turn, infinite if the stack sets its share.
-        The lowest starts first."""
+        """Return its start order: 0 without a turn, its share, or infinity if the stack sets it."""
         if not self.needs_turn:
             return 0.0
         return math.inf if self.gets_share else float(str(self.given[SHARE]))
@@ -118,9 +111,9 @@ class Sharer:
 def sharers(
     children: Sequence[Child], gpus: Sequence[str], given: Mapping[str, Mapping[str, object]]
 ) -> Iterator[Sharer]:
-    """Yield the ``children`` that compute on a GPU, assigned as by ``gpus.environment_of``.
+    """Yield the ``children`` that compute on a GPU.
 
-    ``given`` are the engine settings that each role was given.
+    ``given`` are the engine settings of each role.
     """
     workers = [child for child in children if child.arguments[0] in given]
     for number, child in enumerate(workers):
@@ -131,8 +124,7 @@ def sharers(
 
 
 def check_shares(workers: Iterable[Sharer]) -> None:
-    """Raise ChildFlagsError if a worker would find no free memory. Workers before it on its GPU are
-    assumed to fill their shares."""
+    """Raise ChildFlagsError if a worker would find no free memory."""
     for group in _groups(workers):
         for first, second in pairwise(group.told):
             if first.level == second.level:
@@ -154,7 +146,7 @@ def _refused(mine: Sharer, allowed: str) -> ChildFlagsError:
 
 @dataclass(slots=True)
 class _Group:
-    """Workers of one GPU, and their parts of it."""
+    """Workers of one GPU, and their shares."""
 
     gpu: str
     members: list[Sharer] = field(default_factory=list)
@@ -162,32 +154,30 @@ class _Group:
 
     @property
     def told(self) -> list[Sharer]:
-        """Return the workers with a configured share, in start order."""
         some = (each for each in self.members if 0.0 < each.level < math.inf)
         return sorted(some, key=lambda each: each.level)
 
     @property
     def getting(self) -> list[Sharer]:
-        """Return the workers whose share the stack sets."""
         return [each for each in self.members if each.gets_share]
 
     def share_of(self, mine: Sharer) -> float:
-        """Return the share to which ``mine`` may fill the device now: all but the parts of workers
-        that do not run. It equals the configured share while no later worker runs."""
+        """Return the share to which ``mine`` may fill the device now: all but the shares of workers
+        that do not run.
+        """
         absent = [each for each in self.members if each is not mine and not each.child.is_running]
         top = DIVIDED if self.getting else self.told[-1].level
         return top - sum(self._part(each) for each in absent)
 
     def _part(self, mine: Sharer) -> float:
-        """Return the part of ``mine`` alone. Not defined for workers with a size in bytes."""
+        """Return the share of ``mine`` alone. Not defined for sizes in bytes."""
         if mine.gets_share:
             return max(DIVIDED - self._before_divided(), 0.0) / len(self.getting)
         lower = [each.level for each in self.members if each.level < mine.level]
         return mine.level - max(lower, default=0.0)
 
     def _before_divided(self) -> float:
-        """Return the share held by workers that start before the others. A size in bytes excludes
-        weights and step memory. So the driver is queried, after all of these are ready."""
+        """Return the share of earlier workers, by the driver if one has a size in bytes."""
         if self._taken is None:
             self._taken = self.told[-1].level if self.told else 0.0
             number = sum(not each.needs_turn for each in self.members)
@@ -206,10 +196,10 @@ def _groups(workers: Iterable[Sharer]) -> list[_Group]:
 
 
 class Turns:
-    """Start order of workers. Other processes may start at any time."""
+    """Start order of workers."""
 
     def __init__(self, workers: Iterable[Sharer] = (), *, patience: float = 0.0):
-        """``patience``: seconds to wait for a worker that has started and is not ready."""
+        """``patience``: seconds to wait for a worker that is not ready."""
         self._patience = patience
         self._groups = _groups(workers)
 
@@ -243,7 +233,7 @@ class Turns:
             return False
         if mine.gets_share:
             mine.child.environment[ENV_SHARE] = f"{group.share_of(mine):.4f}"
-        elif mine.child.exit_code is not None:  # a flag: it wins however the worker was told
+        elif mine.child.exit_code is not None:  # a flag overrides any other setting
             share = f"{group.share_of(mine):.4f}"
             mine.child.arguments = [*mine.arguments, flag_of(SHARE), share]
         return True
@@ -256,5 +246,5 @@ class Turns:
 
 
 def _goes_first(other: Sharer, mine: Sharer) -> bool:
-    """Return whether ``other`` is not running and takes its memory before ``mine``."""
+    """Return whether ``other`` is not running and starts before ``mine``."""
     return not other.child.is_running and other.level < mine.level

@@ -1,4 +1,4 @@
-"""Check that the router can listen at its address, before any other work."""
+"""Check that the router can listen at its address."""
 
 from __future__ import annotations
 
@@ -16,18 +16,16 @@ from tandem.protocol.errors import InvalidParameter, TandemError
 
 LOOPBACK = "127.0.0.1"
 FIRST = 10_000
-"""Lowest port used. Lower ones include the well-known ports of other programs."""
+"""Lowest port used, above well-known ones."""
 _RANGE_OF_CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _USUAL_FIRST_OF_CONNECTIONS = 32_768
 _ENOUGH = 1000
 
 
 def free_ports(count: int, *, but: Collection[int] = ()) -> list[int]:
-    """Return ports of the loopback that are free now, and that the kernel assigns to no connection.
+    """Return free ports of the loopback outside the kernel's range for connections.
 
-    The kernel assigns connections ports of its own range. One of those could be taken before its
-    process listens, or between a process's end and its restart. ``but``: ports that are about to be
-    used. Raises TandemError if there are not enough.
+    ``but``: ports that are about to be used. Raises TandemError if there are not enough.
     """
     candidates = range(FIRST, first_of_connections())
     with ExitStack() as stack:
@@ -47,7 +45,7 @@ def free_ports(count: int, *, but: Collection[int] = ()) -> list[int]:
 
 
 def first_of_connections() -> int:
-    """Return the first port of the kernel's range, or the usual one if it leaves too few below."""
+    """Return the first port of the kernel's range, or a usual one."""
     with suppress(OSError, ValueError, IndexError):
         first = int(_RANGE_OF_CONNECTIONS.read_text().split()[0])
         if first >= FIRST + _ENOUGH:
@@ -56,11 +54,11 @@ def first_of_connections() -> int:
 
 
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Opener for URLs of this machine's own processes."""
+"""Opener for this machine's own processes, without a proxy."""
 
 
 def mounts(url: str) -> dict[str, None]:
-    """Return httpx's ``mounts`` without a proxy, if the host of ``url`` is the loopback."""
+    """Return httpx's ``mounts`` without a proxy for the loopback."""
     host = urlsplit(url).hostname or ""
     return {f"all://[{host}]" if ":" in host else f"all://{host}": None} if _is_own(host) else {}
 
@@ -76,7 +74,7 @@ ASK_SECONDS = 1.0
 
 
 def check_address(host: str, port: int) -> None:
-    """Raise InvalidParameter for ``host`` or ``port`` if no server can listen there now."""
+    """Raise InvalidParameter if no server can listen there now."""
     bare = host.strip("[]")
     try:
         found = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -94,7 +92,7 @@ def check_address(host: str, port: int) -> None:
 
 
 def _is_answered(host: str, port: int) -> bool:
-    """Return whether a program answers there. Some systems let two programs share a port."""
+    """Return whether a program answers there: some systems let two share a port."""
     with suppress(OSError), socket.create_connection((host, port), ASK_SECONDS):
         return True
     return False

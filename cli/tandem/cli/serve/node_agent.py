@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def run(argv: list[str]) -> int:
-    """Serve until a signal; or, with ``--status``, print what the agent has counted."""
+    """Serve until a signal; with ``--status``, print the agent's counters."""
     sections = [Section("Node agent", NodeAgentConfig), Section("Logging", LogConfig)]
     given: dict[type, dict[str, Any]] = parse("node-agent", __doc__.splitlines()[0], sections, argv)
     config, log = NodeAgentConfig(**given[NodeAgentConfig]), LogConfig(**given[LogConfig])
@@ -42,7 +42,7 @@ def run(argv: list[str]) -> int:
 
 @contextmanager
 def _shown(agent: NodeAgent, config: NodeAgentConfig) -> Iterator[None]:
-    """Serve the agent's metrics at ``--probe-port``, if given. Raises OSError if it is in use."""
+    """Serve the agent's metrics at ``--probe-port``, if given. Raises OSError."""
     if config.probe_port is None:
         yield
         return
@@ -54,7 +54,7 @@ def _shown(agent: NodeAgent, config: NodeAgentConfig) -> Iterator[None]:
     registry = CollectorRegistry()
     registry.register(AgentSeries(agent.status))
     state = ProbeState(
-        health=lambda: None,  # its loop is the process: whoever answers lives
+        health=lambda: None,  # its loop is the process
         ready=lambda: None,
         debug=lambda: dict(agent.status()),
         registry=registry,

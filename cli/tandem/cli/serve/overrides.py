@@ -1,8 +1,7 @@
 """Flags of workers and router on the command line of `tandem up` and `tandem serve`.
 
 ``--max-num-seqs 64`` is for every worker, ``--prefill.max-num-seqs 64`` for one role. The former
-are passed to the workers by their environment. Values of a config file, such as a secret, must not
-be on a command line that every user can read.
+are passed by the environment: every user can read command lines.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ FILLED = frozenset({
     "log_format",
     "kv_control_host", "kv_control_port", "kv_data_port",
 })  # fmt: skip
-"""Settings that the stack sets for each of its workers, or has itself under the same name."""
+"""Settings that the stack sets for each worker, or has itself."""
 FOR_ALL = frozenset({ENV_PREFIX + "ENABLE_PROMPT_EMBEDS"})
-"""Variables of workers' settings that the router needs too, under the same name."""
+"""Variables of workers that the router requires, too."""
 _TITLES = {"Server": "Workers"}
 _DOTTED = re.compile(r"--(?P<role>[a-z]+)\.(?P<rest>.+)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overrides:
-    """Settings of a stack's processes in addition to those that the stack itself needs."""
+    """Additional settings of a stack's processes."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of every worker."""
@@ -43,7 +42,7 @@ class Overrides:
 
 
 def sections_for(roles: Iterable[str]) -> list[Section]:
-    """Return the flags for every worker of a command whose workers have these roles."""
+    """Return the flags for every worker of these roles."""
     own = frozenset(each for section in worker_sections() for each in section.leave_out)
     sections = [
         Section(_TITLES.get(each.title, each.title), each.settings, own | FILLED)
@@ -61,8 +60,7 @@ def described(doc: str | None, roles: Sequence[str]) -> str:
 
 
 def of_router(command: str, argv: Sequence[str], sections: Iterable[Section]) -> list[str]:
-    """Return ``argv`` with flags that only the router has under its prefix, as
-    ``--router.api-key``. Raises UsageError."""
+    """Return ``argv`` with the router's flags under its prefix. Raises UsageError."""
     own = {"--help", "--config"} | _flags_of(sections)
     try:
         return with_routers(argv, own, _flags_of(sections_of("router")), command)
@@ -76,11 +74,11 @@ def _flags_of(sections: Iterable[Section]) -> set[str]:
 
 
 def take_roles(argv: Sequence[str], roles: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """Return ``argv`` without flags of single roles, and these flags with their values, by role."""
+    """Return ``argv`` without flags of single roles, and these by role."""
     rest: list[str] = []
     taken: dict[str, list[str]] = {role: [] for role in roles}
     last: list[str] | None = None
-    """List that the next word is added to if it is a value."""
+    """List for the next value."""
     for word in argv:
         found = _DOTTED.fullmatch(word)
         if last is not None and not word.startswith("--"):
@@ -98,7 +96,7 @@ def take_roles(argv: Sequence[str], roles: Sequence[str]) -> tuple[list[str], di
 
 
 def environment_of(given: Mapping[type, Mapping[str, Any]], *own: type) -> dict[str, str]:
-    """Return variables of the given values, except those of the command's ``own`` classes."""
+    """Return variables of the values, except the command's ``own`` classes."""
     return {
         ENV_PREFIX + name.upper(): _text(value)
         for settings, values in given.items()
@@ -108,7 +106,6 @@ def environment_of(given: Mapping[type, Mapping[str, Any]], *own: type) -> dict[
 
 
 def _switches(role: str) -> set[str]:
-    """Return the flags of a role that take no value."""
     given = (each for section in sections_of(role) for each in section.flags())
     names = {each.name for each in given if _is_switch(each.type)}
     return {flag_of(name) for name in names} | {"--no-" + flag_of(name)[2:] for name in names}

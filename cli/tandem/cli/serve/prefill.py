@@ -22,7 +22,7 @@ def run(argv: list[str]) -> int:
     dump_on_signal()
     spin_briefly()
     kv, prefill = handoff_config(given, server), PrefillConfig(**given[PrefillConfig])
-    config = engine_config(given)  # before torch is imported: it refuses what cannot be served
+    config = engine_config(given)  # before torch: refuse what cannot be served
     with loading():
         from tandem.prefill import worker
 

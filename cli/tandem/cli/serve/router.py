@@ -41,7 +41,7 @@ def router_sections() -> list[Section]:
 
 
 def prepared_config(given: Mapping[type, Mapping[str, Any]]) -> RouterConfig:
-    """Return the router's config. Fetches or converts the model, without weights.
+    """Return the router's config, with the model prepared without weights.
 
     A folder is used unchanged: the router's image has no hub.
     """

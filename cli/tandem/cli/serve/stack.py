@@ -1,7 +1,4 @@
-"""Processes of a local stack and their arguments: a pure function, so that it can be inspected.
-
-The supervisor in ``up`` starts the processes that this returns.
-"""
+"""Processes of a local stack and their arguments."""
 
 from __future__ import annotations
 
@@ -30,13 +27,13 @@ from tandem.protocol.names import ROUTER_PORT
 POLL_SECONDS = 0.1
 SAY_SECONDS = 5.0
 MARGIN_SECONDS = 8.0
-"""Time in addition to its drain in which a process may close its connections and files."""
+"""Seconds after its drain for a process to close."""
 _COUNTED = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
 
 
 @dataclass(frozen=True, slots=True)
 class Graces:
-    """Seconds for running requests, by draining process."""
+    """Seconds for running requests, by process."""
 
     router: float
     workers: float
@@ -90,7 +87,7 @@ def _progress(workers: list[Child], left: float) -> str:
 
 
 def _requests(child: Child) -> int:
-    """Return the requests that a worker has now; 0 if it does not answer."""
+    """Return the number of requests of a worker; 0 if it does not answer."""
     url = child.ready_url.removesuffix("/ready") + "/metrics"
     try:
         with DIRECT.open(url, timeout=1.0) as answer:
@@ -191,7 +188,6 @@ def plan(
 
 
 def _roles(config: UpConfig) -> Iterator[tuple[str, int, list[str]]]:
-    """Yield role, number and further flags of each worker."""
     every = words("worker_flags", config.worker_flags)
     prefill = [*every, *words("prefill_flags", config.prefill_flags)]
     decode = [*every, *words("decode_flags", config.decode_flags)]
@@ -216,7 +212,7 @@ def worker_child(role: str, index: int, model: str, ports: Ports, extra: list[st
 
 
 def router_child(model: str, host: str, port: int, workers: list[int], extra: list[str]) -> Child:
-    """Return the router over the given worker ports."""
+    """Return the router over these worker ports."""
     arguments = ["router", "--model", model, "--host", host, "--port", str(port)]
     for worker in workers:
         arguments += ["--workers", f"{LOOPBACK}:{worker}"]
@@ -226,7 +222,7 @@ def router_child(model: str, host: str, port: int, workers: list[int], extra: li
 
 
 def router_url(host: str, port: int) -> str:
-    """Return the URL by which this machine reaches a router that listens on ``host``."""
+    """Return the URL of a router that listens on ``host``, for this machine."""
     bare = host.strip("[]")
     if bare in ("0.0.0.0", "::"):
         bare = LOOPBACK

@@ -1,8 +1,7 @@
-"""Stack dumps: on SIGUSR1 a process writes the stacks of its threads and tasks to standard error.
+"""Stack dumps: on SIGUSR1 a process writes the stacks of its threads and tasks.
 
-It writes them twice. The signal handler writes a short form at once. It does not need the
-interpreter, so a thread that holds it in a kernel or a copy does not delay it. The full form, with
-names, follows as soon as the main thread runs Python again. The process then continues.
+A short form is written at once without the interpreter, the full form when the main thread runs
+Python.
 """
 
 from __future__ import annotations
@@ -29,27 +28,29 @@ _STATES = {"R": "runs", "S": "waits", "D": "waits for a device", "T": "stopped"}
 
 
 def dump_on_signal() -> None:
-    """Install the handler, from the main thread. Does nothing if there is no SIGUSR1."""
+    """Install the handler, from the main thread, if there is SIGUSR1."""
     if not hasattr(signal, "SIGUSR1"):
         return
     signal.signal(signal.SIGUSR1, _dump)
-    # Its handler goes first and then calls the one above.
+    # Its handler runs first and calls the one above.
     faulthandler.register(signal.SIGUSR1, file=STANDARD_ERROR, all_threads=True, chain=True)
 
 
 def _dump(_number: int, frame: FrameType | None) -> None:
-    """Write the dump unbuffered: the stream's buffer may be half full at the signal."""
+    """Write the dump unbuffered: the stream may be in use."""
     words = memoryview("\n".join([*stacks(frame), ""]).encode(errors="replace"))
     try:
         while words:
             words = words[os.write(STANDARD_ERROR, words) :]
     except OSError:
-        return  # nobody reads
+        return  # the reader has closed
 
 
 def stacks(interrupted: FrameType | None = None) -> Iterator[str]:
-    """Yield every thread by name with its stack, innermost call last, then the tasks of this
-    thread's loop. ``interrupted`` is the frame in which the signal interrupted this thread."""
+    """Yield every thread with its stack, then the tasks of this thread's loop.
+
+    ``interrupted``: this thread's frame at the signal.
+    """
     now = time.strftime("%Y-%m-%d %H:%M:%S")
     yield f"--- where {os.getpid()} stands, {now}: {' '.join(sys.argv)[:200]}"
     frames = sys._current_frames()
@@ -76,7 +77,7 @@ def _thread(thread: threading.Thread | None, ident: int, frame: FrameType) -> It
 
 
 def _state(native: int | None) -> str:
-    """Return the kernel's state of a thread; empty if it is not available."""
+    """Return the kernel's state of a thread, or ""."""
     try:
         text = Path(f"/proc/self/task/{native}/stat").read_text()
     except OSError:
@@ -89,7 +90,7 @@ def _tasks() -> Iterator[str]:
     try:
         tasks = asyncio.all_tasks()
     except RuntimeError:
-        return  # no loop runs in this thread
+        return  # no loop in this thread
     yield f"{len(tasks)} tasks of the loop"
     for task in sorted(tasks, key=lambda each: each.get_name())[:MAX_TASKS]:
         yield f"task {task.get_name()!r}"

@@ -73,7 +73,7 @@ _QUESTION = "What is the capital of France?"
 
 
 def example(facts: ModelFacts, folder: Path) -> tuple[str, dict[str, Any]]:
-    """Return path and body of a request for the model in ``folder``, without the model's name."""
+    """Return path and body of a request for the model, without its name."""
     pooling = facts.pooling
     if pooling.generates and DEFAULT_TEMPLATE in read_settings(folder).chat_templates:
         messages = [{"role": "user", "content": _QUESTION}]
@@ -106,8 +106,7 @@ def bound_steps(
 ) -> dict[str, Sequence[str]]:
     """Return ``flags`` by role, with ``--max-itl-ms`` for GPU workers without a bound.
 
-    ``given`` are the engine settings of each role's workers, from any source. Without both roles
-    there is no pair, and nothing is added.
+    ``given`` are the engine settings by role. Nothing is added without both roles.
     """
     bounded = dict(flags)
     if router.strict_handoff or not {"prefill", "decode"} <= given.keys():
@@ -136,7 +135,7 @@ def run(argv: list[str]) -> int:
 
 
 class Supervisor:
-    """The children of one stack and the loop that watches them."""
+    """Children of one stack, and the loop that watches them."""
 
     def __init__(
         self,
@@ -151,10 +150,10 @@ class Supervisor:
         self._due: list[Child] = []
         """Children to start as soon as they may."""
         self._engines: dict[str, dict[str, Any]] = {}
-        """Engine settings that each role was given."""
+        """Engine settings by role."""
         self._facts: ModelFacts | None = None
         self._request: tuple[str, dict[str, Any]] | None = None
-        """A request that the model can answer."""
+        """Request that the model can answer."""
         self._has_keys = False
         self._turns = Turns()
         self._stop = threading.Event()
@@ -167,7 +166,7 @@ class Supervisor:
         dump_on_signal()
         for number in SIGNALS:
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, self._on_signal)  # unless nohup said to outlive the terminal
+                signal.signal(number, self._on_signal)  # unless nohup ignores it
         check_address(self.config.host, self.config.port)
         graces, dummy = self.check_flags()
         path, names = self._prepare(dummy)
@@ -182,7 +181,7 @@ class Supervisor:
             self._say("all processes have ended")
 
     def _serve(self, name: str) -> int:
-        started = time.monotonic()  # the model is here: what came before is no part of a start
+        started = time.monotonic()  # without the model's preparation
         for line in self._turns.described():
             self._say(line)
         self._due = list(self.children)
@@ -193,7 +192,7 @@ class Supervisor:
         return self._watch()
 
     def _start_due(self) -> list[Child]:
-        """Start the due children whose turn it is on their GPU, and return them."""
+        """Start the due children whose turn it is, and return them."""
         started: list[Child] = []
         for child in self._due:
             if self._turns.admit(child):
@@ -203,8 +202,7 @@ class Supervisor:
         return started
 
     def check_flags(self) -> tuple[Graces, bool]:
-        """Check all flags. Return the drain time of each part, and whether the weights are dummy
-        ones. GPU workers of a pair get a bound of their steps."""
+        """Check all flags. Return the drain times, and whether the weights are dummy ones."""
         config = self.config
         environ = {key: value for key, value in os.environ.items() if key != ENV_PREFIX + "CONFIG"}
         count = PORTS_PER_WORKER * (config.prefill + config.decode)
@@ -222,7 +220,7 @@ class Supervisor:
                 drains.append(server.drain_seconds)
                 dummy = dummy or engine.get("load_format") == "dummy"
                 engines[role] = engine
-        if any(SHARE in each for each in engines.values()):  # else the driver need not be asked
+        if any(SHARE in each for each in engines.values()):  # else the driver is not required
             check_shares(sharers(planned, visible_gpus(), engines))
         self._has_keys = bool(router.api_key or router.api_keys_dir)
         bounded = bound_steps(router, engines, self.overrides.flags)
@@ -261,7 +259,7 @@ class Supervisor:
         self._turns = Turns(shared, patience=config.ready_seconds)
         meeting = meeting_folder() if gpus and config.prefill and config.decode else {}
         secret = os.environ.get(ENV_SECRET) or secrets.token_hex(32)
-        for child in children:  # by the environment: everybody may read command lines
+        for child in children:  # by the environment: command lines are public
             child.environment = {ENV_SECRET: secret, **meeting, **child.environment}
         return children
 
@@ -316,7 +314,7 @@ class Supervisor:
         return 0
 
     def _say(self, text: str) -> None:
-        with suppress(OSError):  # the terminal is gone: the processes still have to end
+        with suppress(OSError):  # the terminal may be closed: processes still have to end
             if self.config.log_format == "json":
                 print(json_line("info", __name__, text), file=sys.stderr, flush=True)
             else:
@@ -324,7 +322,7 @@ class Supervisor:
 
 
 def meeting_folder() -> dict[str, str]:
-    """Return the environment with which workers copy KV between GPUs of this machine."""
+    """Return the environment for copies of KV between GPUs of this machine."""
     if ENV_FOLDER in os.environ:
         return {}
     try:

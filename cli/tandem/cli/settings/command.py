@@ -1,4 +1,4 @@
-"""First steps of every command: parse, merge, set up logging. Errors are printed as one line."""
+"""First steps of every command: parse, merge, set up logging."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from tandem.protocol.errors import InvalidParameter, TandemError
 _BOOLEANS = {"true", "false", "1", "0"}
 _SHORT = re.compile(r"-(?P<name>tp|pp|dp|q|O)(?P<rest>=?.*)")
 _printed: set[str] = set()
-"""Lines that were printed: a stack reads the flags of its processes more than once."""
+"""Printed lines: a stack reads flags more than once."""
 
 
 class RefusedFlag(Exception):
-    """A flag that asks for what cannot be done; the text names both."""
+    """The flag requests something impossible."""
 
 
 def translated(words: Sequence[str], known: Collection[str], command: str) -> list[str]:
-    """Return ``words`` with flags of other servers in our names, or left out with a line.
+    """Return ``words`` with flags of other servers in our names, or omitted with a line.
 
     ``known`` are the command's own flags. Raises RefusedFlag.
     """
@@ -73,7 +73,7 @@ def translated(words: Sequence[str], known: Collection[str], command: str) -> li
 def with_routers(
     words: Sequence[str], own: Collection[str], of_router: Collection[str], command: str
 ) -> list[str]:
-    """Return ``words`` with flags that only the router has under its prefix."""
+    """Return ``words`` with the router's flags under its prefix."""
     return [
         f"--router.{word[2:]}" if flag in of_router and flag not in own else word
         for word in translated(words, {*own, *of_router}, command)
@@ -94,7 +94,7 @@ def _long(words: Sequence[str], known: Collection[str]) -> Iterator[str]:
 
 
 def _after_value(rest: Iterator[str], *, is_switch: bool) -> str | None:
-    """Step over a flag's value; return the next word if it has none."""
+    """Skip a flag's value; return the next word if it has none."""
     word = next(rest, None)
     if word is None or word.startswith("--"):
         return word
@@ -108,7 +108,7 @@ def _print(line: str) -> None:
 
 
 def check_place(param: str, path: str | None) -> None:
-    """Raise InvalidParameter if a file that is written at the end is a folder, or has no folder."""
+    """Raise InvalidParameter for a file that could not be written."""
     if path is not None and (not Path(path).parent.is_dir() or Path(path).is_dir()):
         raise InvalidParameter(param, path, "a file in a folder that is there")
 
@@ -117,11 +117,11 @@ _ARGUMENT = re.compile(r"argument (?P<flag>\S+): (?P<what>.*)", re.DOTALL)
 _WRONG_TYPE = re.compile(r"invalid (?P<kind>int|float) value: (?P<value>.*)", re.DOTALL)
 NAMES = "served_model_name"
 _OF_FLAGS = "_flags"
-"""Suffix of settings whose value is itself a list of flags."""
+"""Suffix of settings whose value is a list of flags."""
 
 
 class UsageError(TandemError):
-    """A command line that cannot be read; the text names the word and what is allowed."""
+    """The command line is invalid; the text names the word and what is allowed."""
 
     exit_status = 2
 
@@ -130,10 +130,9 @@ class UsageError(TandemError):
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser whose errors are one line, without usage, and whose flags may not be abbreviated.
+    """Parser with errors of one line and without abbreviated flags.
 
-    An abbreviated flag would become another flag, or ambiguous, when a release adds one with the
-    same prefix. A misspelt flag would be read as the one that it abbreviates.
+    Abbreviations would change with later releases, and hide misspelt flags.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -145,7 +144,7 @@ class Parser(argparse.ArgumentParser):
         return frozenset(self._option_string_actions)
 
     def error(self, message: str) -> NoReturn:
-        """Raise UsageError with a rewritten message."""
+        """Raise UsageError."""
         found = _ARGUMENT.fullmatch(message)
         if found is None:
             raise UsageError(message, self.prog)
@@ -184,7 +183,7 @@ class Parser(argparse.ArgumentParser):
 def parse(
     command: str, description: str, sections: Sequence[Section], argv: list[str]
 ) -> dict[type, dict[str, Any]]:
-    """Return the given values per settings class. Exits 0 after --help.
+    """Return the given values per settings class. Exits after --help.
 
     Raises UsageError or InvalidParameter.
     """
@@ -200,7 +199,7 @@ def read_command_line(
     *,
     takes_file: bool = True,
 ) -> dict[type, dict[str, Any]]:
-    """Parse with a given environment, and with ``--config`` if ``takes_file``."""
+    """Parse with an environment, and with ``--config`` if ``takes_file``."""
     takes_model = any(each.name == "model" for section in sections for each in section.flags())
     parser = Parser(
         prog=f"tandem {command}",
@@ -222,7 +221,7 @@ def read_command_line(
 
 
 def _joined(argv: Sequence[str], sections: Sequence[Section]) -> list[str]:
-    """Return ``--worker-flags "--x"`` as ``--worker-flags=--x``, or --x would be another flag."""
+    """Return ``--worker-flags "--x"`` as ``--worker-flags=--x``."""
     names = {
         flag_of(each.name)
         for section in sections
@@ -238,7 +237,7 @@ def _joined(argv: Sequence[str], sections: Sequence[Section]) -> list[str]:
 
 
 def words(setting: str, value: str) -> list[str]:
-    """Return a string of flags, split as by a shell. Raises InvalidParameter for an open quote."""
+    """Return a string of flags, split as by a shell. Raises InvalidParameter."""
     try:
         return shlex.split(value)
     except ValueError as error:

@@ -1,8 +1,6 @@
-"""Conversion of settings dataclasses to flags, environment variables and a config file, and back.
+"""Conversion of settings dataclasses to flags, environment variables and a config file.
 
-Every setting of a role is a dataclass field made with ``tandem.base.settings``. Only this
-module converts them to ``--some-flag``, ``TANDEM_SOME_FLAG`` and a key of the YAML file named by
-``--config``. A flag has precedence over the environment, that over the file, that over the default.
+Flags have precedence over the environment, that over the file, that over the default.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ _SIZE = re.compile(r"(?P<number>\d[\d_]{0,20}(\.\d{1,6})?)(?P<letter>[kmgtKMGT])
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One settings class under its own heading of ``--help``."""
+    """Settings class under its own heading of ``--help``."""
 
     title: str
     settings: type
@@ -45,7 +43,7 @@ class Section:
 def add_flags(
     parser: argparse.ArgumentParser, sections: Sequence[Section], *, takes_file: bool = True
 ) -> None:
-    """Add a flag per field, grouped by section, and ``--config`` unless no file is taken."""
+    """Add a flag per field, grouped by section, and ``--config`` if ``takes_file``."""
     if takes_file:
         parser.add_argument(
             "--config", metavar="FILE", help="YAML file of settings, keys as the flags are named"
@@ -61,7 +59,7 @@ def read_settings(
 ) -> dict[type, dict[str, Any]]:
     """Return the given values per settings class, converted to the fields' types.
 
-    Raises InvalidParameter naming the flag, variable or key, the value and what is allowed.
+    Raises InvalidParameter that names the flag, variable or key.
     """
     from_file = _read_file(getattr(parsed, "config", None) or environ.get(ENV_PREFIX + "CONFIG"))
     result: dict[type, dict[str, Any]] = {}
@@ -83,7 +81,6 @@ def read_settings(
 
 
 def _chosen(value: Any, each: Setting) -> Any:
-    """Return the choice of an alias, else ``value``."""
     return each.aliases.get(value, value) if isinstance(value, str) else value
 
 
@@ -106,7 +103,7 @@ def _read_file(path: str | None) -> dict[str, Any]:
 
     try:
         content = yaml.safe_load(Path(path).read_text())
-    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: it is not UTF-8
+    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: not UTF-8
         raise InvalidParameter("--config", path, f"a readable YAML file ({error})") from error
     if content is None:
         return {}
@@ -172,7 +169,7 @@ def convert(name: str, value: Any, hint: Any, allowed: tuple[str, ...] = ()) -> 
 
 
 def _items(name: str, value: Any) -> tuple[str, ...]:
-    """Return a list's items. Raises InvalidParameter for an empty item, such as a missing key."""
+    """Return a list's items. Raises InvalidParameter for an empty item."""
     given = value if isinstance(value, list | tuple) else _split(name, str(value))
     items = [str(item).strip() for item in given]
     if not items or not all(items):
@@ -181,7 +178,7 @@ def _items(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _split(name: str, text: str) -> list[Any]:
-    """Return the items between commas, or of a JSON list, whose items may contain commas."""
+    """Return the items between commas, or of a JSON list."""
     if not text.startswith("["):
         return list(text.split(","))
     try:
@@ -214,7 +211,7 @@ def _number(name: str, value: Any, kind: type) -> Any:
 
 
 def whole_number(text: str) -> int:
-    """Return the integer that ``text`` spells, such as ``4_096``, ``32k`` or ``1.5M``.
+    """Return the integer of ``4_096``, ``32k`` or ``1.5M``.
 
     Small letters are powers of 1,000, capitals of 1,024. Raises ValueError.
     """
@@ -230,5 +227,5 @@ def whole_number(text: str) -> int:
 
 
 def environment() -> Mapping[str, str]:
-    """Return the process environment, read once by a command at its start."""
+    """Return the process environment."""
     return os.environ

@@ -1,4 +1,4 @@
-"""Lines of logs, as text or JSON, with the request and the trace that they are about."""
+"""Log lines, as text or JSON, with their request and trace."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ class LogConfig:
 
 
 class About(logging.Filter):
-    """Gives each record ``request_id`` and ``trace_id``: its own, or of the call that is served."""
+    """Gives each record ``request_id`` and ``trace_id``, its own or the current call's."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let every record pass."""
         if not hasattr(record, "request_id"):
             recording = current()
             record.request_id = "" if recording is None else recording.request_id
@@ -48,7 +47,6 @@ class JsonLines(logging.Formatter):
     """Formatter that writes one JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return a record as one line."""
         said = _object(record.created, record.levelname.lower(), record.name, record.getMessage())
         for name in ("request_id", "trace_id"):
             if value := getattr(record, name, ""):
@@ -59,7 +57,7 @@ class JsonLines(logging.Formatter):
 
 
 def json_line(level: str, logger: str, message: str) -> str:
-    """Return a line as ``JsonLines`` writes it, for output without a logger."""
+    """Return a line as ``JsonLines`` writes it."""
     return json.dumps(_object(time.time(), level, logger, message), ensure_ascii=False)
 
 
@@ -78,7 +76,7 @@ def set_up_logging(level: str, log_format: str = "text") -> None:
 
 
 def handler_of(log_format: str) -> logging.Handler:
-    """Return a handler that writes lines of that format to standard error."""
+    """Return a handler for lines of that format on standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(About())
     text = logging.Formatter(TEXT, datefmt="%H:%M:%S")

@@ -1,7 +1,6 @@
 """Removal of keys from command lines, which every user of the machine can read.
 
-A command with a key starts itself again with the key in its environment. A stack passes keys to its
-processes by the environment only.
+A command with a key starts itself again with the key in its environment.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Sequence
 from tandem.protocol.names import ENV_PREFIX
 
 SECRETS = ("api_key", "admin_api_key", "kv_secret")
-"""Settings whose values are keys. The router's may have several."""
+"""Settings whose values are keys."""
 SEVERAL = ("api_key", "admin_api_key")
 ENV_API_KEY = ENV_PREFIX + "API_KEY"
 SERVERS = ("serve", "up", "router", "prefill", "decode")
@@ -33,7 +32,7 @@ def take_secrets(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
             rest.append(word)
             continue
         following = value if has_value else next(given, None)
-        if not following:  # the parser names what is missing
+        if not following:  # the parser reports it
             rest.append(word if following is None else f"{flag}=")
             continue
         found.setdefault(name, []).append(following)
@@ -45,7 +44,7 @@ def take_secrets(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def hide_secrets(argv: Sequence[str]) -> None:
-    """Start this process again without the keys of its command line, if it has any."""
+    """Start this process again if its command line has keys."""
     if not argv or argv[0] not in SERVERS:
         return
     rest, environment = take_secrets(argv[1:])
@@ -55,7 +54,7 @@ def hide_secrets(argv: Sequence[str]) -> None:
 
 
 def api_key_of(given: str | None) -> str | None:
-    """Return the key that a client of a router uses: ``given``, else the environment's first."""
+    """Return the key of a router's client: ``given``, else the environment's first."""
     if given is not None:
         return given
     value = os.environ.get(ENV_API_KEY) or None

@@ -1,4 +1,4 @@
-"""Settings that both kinds of worker have, as sections of ``--help``."""
+"""Settings of both kinds of worker, as sections of ``--help``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def handoff_config(given: dict[type, dict[str, Any]], server: ServerConfig) -> K
 
 
 def own_secret() -> str:
-    """Return the secret that only this user's processes on this machine know; created once."""
+    """Return the secret of this user's processes on this machine, created once."""
     from tandem.hub.cache import cache_root
 
     path = cache_root() / f"kv-secret-{os.geteuid()}"
@@ -52,7 +52,7 @@ def own_secret() -> str:
 
 
 def _make(path: Path) -> None:
-    """Create the file atomically, also if other processes create it at the same time."""
+    """Create the file atomically, despite other processes."""
     if path.exists():
         return
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
@@ -93,7 +93,7 @@ def worker_sections() -> list[Section]:
 
 
 def engine_sections(leave_out: frozenset[str] = frozenset()) -> list[Section]:
-    """Return the engine's settings, except the fields in ``leave_out``."""
+    """Return the engine's settings, except ``leave_out``."""
     engine = [
         Section(_TITLES[name], settings, leave_out & _fields(settings))
         for name, settings in SECTIONS.items()
@@ -107,7 +107,7 @@ def _fields(settings: type) -> frozenset[str]:
 
 
 def engine_config(given: Mapping[type, Mapping[str, Any]]) -> EngineConfig:
-    """Return the engine's config from the given settings. The model may be any source of hub/.
+    """Return the engine's config. The model may be any source of hub/.
 
     An unsupported model is refused before weights are fetched or converted.
     """
@@ -133,7 +133,7 @@ def engine_config(given: Mapping[type, Mapping[str, Any]]) -> EngineConfig:
 
 
 def engine_values(given: Mapping[type, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what was given of the engine's settings, by their flat names."""
+    """Return the given engine settings by their flat names."""
     flat: dict[str, Any] = dict(given.get(EngineConfig, {}))
     for settings in SECTIONS.values():
         flat.update(given.get(settings, {}))

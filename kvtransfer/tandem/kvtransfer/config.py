@@ -161,5 +161,5 @@ class KVTransferConfig:
 
 
 def millis(seconds: float) -> int:
-    """Return a setting's seconds as milliseconds."""
+    """Return seconds as milliseconds."""
     return max(1, round(seconds * 1000))

@@ -1,22 +1,14 @@
 """Exceptions of kvtransfer.
 
-    TandemError
-    └── KVTransferError
-        ├── TransportError      a transport cannot start, register or connect
-        │   └── NotThereYet     a requirement is missing and may appear later
-        │       ├── NoAgentYet  the node has no agent now
-        │       └── NoSocketYet a worker of this machine cannot be called now
-        └── AddressInUse        no free port among those allowed
-
-A failed hand-off is not an exception: it is an event (``events.LoadFailed``), and bytes that are
-not a message raise ``tandem.protocol.errors.WireError``, which the receiver counts.
+A failed hand-off is an event (``events.LoadFailed``). Bytes that are not a message raise
+``tandem.protocol.errors.WireError``, which the receiver counts.
 """
 
 from tandem.protocol.errors import TandemError
 
 
 class KVTransferError(TandemError):
-    """Anything that kvtransfer raises on purpose."""
+    """Base of kvtransfer's errors."""
 
 
 class TransportError(KVTransferError):
@@ -32,8 +24,8 @@ class NoAgentYet(NotThereYet):
 
 
 class NoSocketYet(NotThereYet):
-    """A worker that meets its peers in this very folder cannot be called there."""
+    """A worker cannot be called in the folder that names its machine."""
 
 
 class AddressInUse(KVTransferError):
-    """No port of those allowed could be bound."""
+    """None of the allowed ports could be bound."""

@@ -1,9 +1,4 @@
-"""Events of hand-offs for the engine's thread.
-
-Polled by prefill/ and decode/ once a step from ``HandoffProducer.poll`` and
-``HandoffConsumer.poll``; plain values, made by the transfer thread. No torch. ``Released`` and
-``LoadFailed`` are types of the engine and are passed to it unchanged.
-"""
+"""Events of hand-offs for the engine's thread, polled once a step; made by the transfer thread."""
 
 from __future__ import annotations
 
@@ -32,9 +27,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """Producer: the export ended without success while the engine still works on it.
+    """Producer: the export ended without success while the engine computes it.
 
-    Advice to stop computing; ``Released`` still follows ``finished(key)``.
+    ``Released`` still follows ``finished(key)``.
     """
 
     key: RequestKey
@@ -44,8 +39,8 @@ class Revoked:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Producer: a peer asks for what is cached of these blocks. The answer is ``admit`` (and all
-    that follows it, at once) or ``refuse``; without one, the peer is answered by a deadline."""
+    """Producer: a peer asks for cached blocks. The answer is ``admit`` (with the rest at once) or
+    ``refuse``, before a deadline."""
 
     key: RequestKey
     consumer: Incarnation
@@ -56,16 +51,16 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Consumer: P has computed something (once per key): reserve, then ``begin_load``."""
+    """Consumer: P has begun (once per key): reserve, then ``begin_load``."""
 
     key: RequestKey
     num_tokens: int
-    """Tokens from the start of the prompt whose KV P will deliver in all."""
+    """Tokens from the start of the prompt whose KV P will deliver in total."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Consumer: committed. The blocks hold the KV, may be used and cached. Ends the key."""
+    """Consumer: committed; the blocks may be used and cached. Ends the key."""
 
     key: RequestKey
     first: tuple[FirstToken, ...]
@@ -76,9 +71,9 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class FirstTokenEnded:
-    """Consumer: token 1 ended the request, so no KV was (wholly) brought. Ends the key.
+    """Consumer: token 1 ended the request, so its KV is not needed. Ends the key.
 
-    The blocks given to ``begin_load``, if any, hold nothing to use or cache.
+    The blocks of ``begin_load`` hold nothing to use or cache.
     """
 
     key: RequestKey

@@ -1,4 +1,4 @@
-"""Prometheus series of the hand-off, all under ``tandem:``; one set a registry, a label a role."""
+"""Prometheus metrics of the hand-off, under ``tandem:``, with a label for the role."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SIDES = {"producer": "p", "consumer": "d"}
 
 
 class HandoffMetrics:
-    """Series of one registry. Get it by ``metrics_of``."""
+    """Metrics of one registry; made by ``metrics_of``."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.phase = Histogram(
@@ -113,7 +113,7 @@ class HandoffMetrics:
             ["role", "connector", "fallback"],
             registry=registry,
         )
-        # A look-up by labels takes several microseconds, ten of which are in each hand-off's way.
+        # A look-up by labels is slow, and each hand-off waits for ten.
         self.phase_of = cache(self.phase.labels)
         self.bytes_of = cache(self.bytes.labels)
         self.parts_of = cache(self.parts.labels)
@@ -126,7 +126,7 @@ class HandoffMetrics:
         self.parts_of(role).inc()
 
     def start(self, role: str) -> None:
-        """Begin what may go wrong at 0: of a series that begins at 1 no increase is seen."""
+        """Begin counters of failures at 0, so that their first increase is seen."""
         for cause in FailCause:
             self.failures.labels(role, cause)
         self.links_lost.labels(role)
@@ -139,7 +139,7 @@ _metrics: WeakKeyDictionary[CollectorRegistry, HandoffMetrics] = WeakKeyDictiona
 
 
 def metrics_of(registry: CollectorRegistry) -> HandoffMetrics:
-    """Return the series of a registry, made once: a process may hold a producer and a consumer."""
+    """Return the metrics of a registry, made once for producer and consumer."""
     found = _metrics.get(registry)
     if found is None:
         found = _metrics[registry] = HandoffMetrics(registry)

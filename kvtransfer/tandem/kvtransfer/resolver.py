@@ -1,8 +1,7 @@
-"""Name lookups on threads of their own, so that a slow name server blocks no reads.
+"""Name lookups on their own threads, so that a slow name server blocks no reads.
 
-``socket.getaddrinfo`` has no deadline and cannot be interrupted, so the caller gives up and
-leaves the thread running. There is at most one for each name being looked up, and a bound on all
-of them. Numeric addresses need no thread.
+``socket.getaddrinfo`` has no deadline, so the caller abandons its thread; there is one for each
+name, and a bound on all. Numeric addresses need none.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from tandem.kvtransfer.errors import TransportError
 RESOLVE_SECONDS = 5.0
 """Longest time of a lookup."""
 MAX_LOOKUPS = 16
-"""Names that are looked up at a time, those that hang included."""
+"""Names that are looked up at a time, including hung lookups."""
 
 Address = tuple[socket.AddressFamily, tuple[object, ...]]
 """Family and socket address of a stream."""
@@ -33,7 +32,7 @@ def first_address(host: str, port: int) -> Address:
 
 
 class Lookup:
-    """One name on its way to an address; ``poll`` it."""
+    """One lookup; call ``poll``."""
 
     def __init__(self, host: str, port: int, give_up_at: float) -> None:
         self.host = host
@@ -52,7 +51,7 @@ class Lookup:
         raise TransportError(f"{self.host}: {self.error or 'its address is not found in time'}")
 
     def run(self, ask: GetAddrInfo) -> None:
-        """Look the name up and store the answer. Runs in a thread."""
+        """Look the name up and store the answer, in a thread."""
         try:
             self._found = ask(self.host, self.port)
         except (OSError, ValueError, OverflowError) as error:  # or it is no name, no port
@@ -60,7 +59,7 @@ class Lookup:
 
 
 class Resolver:
-    """One per transport; ``ask`` never waits."""
+    """Lookups of one transport; ``ask`` never waits."""
 
     def __init__(self, ask: GetAddrInfo = first_address, seconds: float = RESOLVE_SECONDS) -> None:
         self._ask = ask
@@ -69,7 +68,7 @@ class Resolver:
         self._lock = threading.Lock()
 
     def ask(self, host: str, port: int) -> Lookup:
-        """Begin to look ``host`` up; a number is its own answer."""
+        """Begin to look ``host`` up; a numeric address is the answer."""
         lookup = Lookup(host, port, time.monotonic() + self._seconds)
         if _is_number(host):
             lookup.run(first_address)

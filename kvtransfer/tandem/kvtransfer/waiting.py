@@ -1,9 +1,7 @@
-"""Waiting for copies whose end is not signalled: asleep until shortly before, awake around it.
+"""Waits for copies whose end is not signalled: asleep until shortly before, polling around it.
 
-A GPU's copies wake no thread that sleeps on descriptors, and polling all the time would take a
-processor and other threads' turns. So a copy has a moment at which it is likely to end, from the
-rate of earlier ones. Only around that moment it is polled without a pause; each poll lets other
-threads of the interpreter run. Moments are of ``time.perf_counter``; inf is not known.
+The end is predicted from the rate of earlier copies, as constant polling would take a processor.
+Moments are of ``time.perf_counter``; inf is unknown.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ class ProgressBoard:
 
     def __init__(self) -> None:
         self.engine_turns = 0
-        """Turns of the engine's loop, stepping or idle: a loop that hangs makes none."""
+        """Turns of the engine's loop, stepping or idle."""
         self.transfers = 0
         """Parts packed, read or unpacked."""
         self.has_work = False
@@ -32,10 +30,9 @@ class ProgressBoard:
 
 
 AHEAD_SECONDS = 1.5e-4
-"""Seconds awake before the moment: a nap ends some tens of microseconds late, and a thread that
-has just woken is slow."""
+"""Seconds awake before the moment, as naps end late."""
 WATCH_SECONDS = 5e-4
-"""Seconds awake after the moment: the link may be shared."""
+"""Seconds awake after the moment, as the link may be shared."""
 
 
 def is_foretold(moment: float) -> bool:

@@ -1,9 +1,8 @@
-"""Code shared by both ends of the control plane: the thread, its clock, beats and counters.
+"""Both ends of the control plane: the thread, its clock, beats and counters.
 
-Waking another thread takes a tenth of a millisecond on an idle machine, once a hop in each
-hand-off. So the transfer thread itself serves the sockets while it has nothing to do (``attend``),
-and between its turns (``look``). It sends and receives without another thread. The control thread
-takes over when the transfer thread has been busy for a while, so that beats are sent in time.
+Waking another thread is slow on an idle machine, so the transfer thread serves the sockets itself
+while idle (``attend``) and between its turns (``look``). If it is busy for long, the control thread
+takes over.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ from tandem.protocol.messages import Beat
 logger = logging.getLogger(__name__)
 
 HIGH_WATER = 10_000
-"""Frames that may wait for a peer; one more breaks the link, as a lost frame would."""
+"""Frames that may wait for a peer; one more breaks the link."""
 STOP_SECONDS = 5.0
 STAND_BY_SECONDS = 0.1
-"""Seconds that the transfer thread may be busy before the control thread serves the sockets. A
-quarter of a beat's interval, if that is less."""
+"""Seconds that the transfer thread may be busy before the control thread serves the sockets; at
+most a quarter of a beat's interval."""
 
 
 def now_ms() -> Millis:
@@ -50,7 +49,7 @@ def now_ms() -> Millis:
 
 
 class Channel:
-    """A control thread: sockets in, sockets out, beats in between."""
+    """Control thread: sockets and beats."""
 
     name = "kv-control"
 
@@ -66,8 +65,8 @@ class Channel:
         offer: Callable[[FromPeer], bool] | None = None,
         guard: CurveGuard | None = None,
     ) -> None:
-        """``deliver`` takes items that must not be lost, ``offer`` messages of peers. ``offer``
-        returns False if too many wait."""
+        """``deliver`` takes items that must not be lost, ``offer`` messages of peers; it returns
+        False if too many wait."""
         self.guard = guard
         self.on_end: Callable[[], None] = lambda: None
         """Called by the control thread when it ends; set before ``start``."""
@@ -84,7 +83,7 @@ class Channel:
         """Descriptors of the poller's sockets; None until they are read."""
         self.watch(self._inbox.fileno())
         self._more = False
-        """Sockets may have messages that they do not signal again: the last look found some."""
+        """Whether sockets may have messages that they do not signal again."""
         times = LinkTimes(
             beat_interval=config.kv_beat_seconds,
             beat_timeout=config.kv_beat_timeout,
@@ -102,9 +101,9 @@ class Channel:
         self._pulse = Pulse(config.kv_beat_seconds)
         self._stand_by_seconds = min(STAND_BY_SECONDS, config.kv_beat_seconds / 4)
         self._lock = threading.Lock()
-        """Lock of sockets and links; the thread that holds it serves them."""
+        """Lock of sockets and links; its holder serves them."""
         self._wanted = False
-        """The transfer thread is about to attend."""
+        """Whether the transfer thread is about to attend."""
         self._attended_at = -math.inf
         """Time of its last turn, by ``time.monotonic``."""
         self._over = threading.Event()
@@ -112,11 +111,10 @@ class Channel:
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
 
     def start(self) -> None:
-        """Run in a thread of its own."""
         self._thread.start()
 
     def post(self, item: ToControl) -> None:
-        """Queue an item for the control thread. Any thread may call this."""
+        """Queue an item for the control thread. Callable from any thread."""
         self._inbox.put(item)
 
     def stop(self) -> None:
@@ -128,10 +126,9 @@ class Channel:
         elif self._thread.ident is None:
             self._end()
 
-    # What an end does
+    # Methods of an end.
 
     def on_ready(self, ready: dict[object, int], now: Millis) -> None:
-        """Handle readable sockets."""
         raise NotImplementedError
 
     def on_item(self, item: Say | Drop | SetPeers, now: Millis) -> None:
@@ -139,25 +136,23 @@ class Channel:
         raise NotImplementedError
 
     def on_due(self, now: Millis) -> None:
-        """Handle work that is due without a frame. Called every turn."""
+        """Handle work that is due without a frame; called every turn."""
 
     def on_tick(self, now: Millis, late: float = 0.0) -> None:
-        """Send a due beat, and check for those that did not come. ``late`` is the seconds for
-        which this thread stood still since the last one."""
+        """Send a due beat, and check for missing ones. ``late`` is the seconds for which this
+        thread stood still."""
         raise NotImplementedError
 
     def close_sockets(self) -> None:
-        """Close the sockets at the thread's end."""
         raise NotImplementedError
 
     def next_wake(self) -> float:
         """Return when (in milliseconds) the thread must wake even if nothing arrives."""
         return self._pulse.next * 1000
 
-    # What is the same
+    # Methods that both ends share.
 
     def beat(self) -> Beat:
-        """Return this process's beat."""
         board = self._board
         return Beat(board.engine_turns, board.transfers, board.has_work)
 
@@ -172,14 +167,14 @@ class Channel:
         """Count data that is not a frame."""
         self.metrics.garbage.labels("control").inc()
 
-    # Whose turn it is
+    # Turns of the threads.
 
     def attend(
         self, mine: WakeQueue[Any], seconds: float | None, others: Sequence[int] = ()
     ) -> bool:
-        """Serve the sockets in this thread's place until ``mine`` has an item, one of the
-        ``others`` is readable, a frame has come or the seconds are over. Called by the transfer
-        thread. Return False at once if the channel is closed."""
+        """Serve the sockets in the transfer thread until ``mine`` has an item, one of ``others`` is
+        readable, a frame has come or ``seconds`` are over. Return False at once if the channel is
+        closed."""
         until = math.inf if seconds is None else time.monotonic() + seconds
         if not self._lock.acquire(blocking=False):
             self._wanted = True
@@ -190,15 +185,14 @@ class Channel:
             if self._over.is_set():
                 return False
             with mine.listening(), self._inbox.listening():
-                # Twice, or sockets that never run dry would keep this thread from its own work.
+                # At most twice, so that busy sockets do not keep this thread from its own work.
                 if mine.empty and self._serve(0) and mine.empty and self._serve(0):
                     return True
                 rest = min(until, self.next_wake() / 1000) - time.monotonic()
-                # Nothing is left by now: of what was, sockets would not say again that it came.
+                # The sockets must be empty here: they do not signal earlier messages again.
                 if mine.empty and rest > 0 and not self._over.is_set():
                     ready = self._sleep((mine.fileno(), *others), rest)
-                    # Else the engine's thread waits, a read has got on, or a deadline has passed,
-                    # which goes first; of what came meanwhile sockets may not say so again.
+                    # Otherwise the engine's thread, a read or a deadline goes first.
                     if mine.empty and ready.isdisjoint(others) and time.monotonic() < until:
                         self._serve(0)
                     else:
@@ -209,8 +203,8 @@ class Channel:
         return not self._over.is_set()
 
     def nap(self, mine: WakeQueue[Any], seconds: float, others: Sequence[int] = ()) -> bool:
-        """Run ``attend`` for a moment, of which there are thousands while bytes move: sockets
-        are only polled. Return False at once if the channel is closed."""
+        """Run ``attend`` for a moment; sockets are only polled. Return False at once if the channel
+        is closed."""
         self._attended_at = time.monotonic()
         if self._over.is_set():
             return False
@@ -223,11 +217,10 @@ class Channel:
         return True
 
     def look(self) -> None:
-        """Send what is queued and receive what has arrived, unless another thread does so. Called
-        by the transfer thread between two pieces of its work."""
+        """Send and receive what is queued, unless another thread does so. For the transfer
+        thread."""
         if self._lock.acquire(blocking=False):
             try:
-                # What is sent may swallow a socket's word of what has come.
                 if self._serve(0):
                     self._serve(0)
             finally:
@@ -261,8 +254,8 @@ class Channel:
         return found
 
     def _sleep(self, others: tuple[int, ...], seconds: float) -> set[object]:
-        """Wait until a socket, the inbox or one of the others has something; return which of
-        them have. Earlier messages must have been taken."""
+        """Wait until a socket, the inbox or one of ``others`` is readable; return these. Earlier
+        messages must have been read."""
         for each in others:
             self._poller.register(each, zmq.POLLIN)
         try:
@@ -292,14 +285,14 @@ class Channel:
         with self._lock:
             with contextlib.suppress(Exception):
                 self.close_sockets()
-            if self.guard is None:  # else the context is the whole worker's
+            if self.guard is None:  # else the context is shared by the worker
                 self._context.destroy(linger=100)
             self._inbox.close()
         self.on_end()
 
     def _serve(self, milliseconds: int | None = None) -> bool:
-        """Run one turn with the lock held: wait until something is due, at most ``milliseconds``,
-        and do it. Return whether anything was done."""
+        """Run one turn with the lock held: wait at most ``milliseconds`` and do what is due. Return
+        whether anything was done."""
         if self._over.is_set():
             return False
         try:
@@ -312,14 +305,14 @@ class Channel:
         return self._more
 
     def _turn(self, milliseconds: int | None = None) -> bool:
-        said = self._say_all()  # before sockets are asked: a peer waits for it
+        said = self._say_all()  # first, as a peer waits for it
         if milliseconds is None:
             milliseconds = math.ceil(max(0.0, self.next_wake() - now_ms()))
         if milliseconds and not said and not self._over.is_set():
             with self._inbox.listening():
                 ready = dict(self._poller.poll(milliseconds if self._inbox.empty else 0))
             said = self._say_all()
-        else:  # who sleeps afterwards listens already
+        else:  # wakes are enabled for a later sleep
             ready = dict(self._poller.poll(0))
         if self._over.is_set():
             return False
@@ -328,7 +321,7 @@ class Channel:
         if ready:
             self.on_ready(ready, now)
         self.on_due(now)
-        # By a finer clock than `now`: who woke for a beat would ask until its millisecond is over.
+        # A finer clock than `now`, which would be late by up to a millisecond.
         late = self._pulse.late(time.monotonic())
         if late is not None:
             self.on_tick(now, late)

@@ -1,7 +1,7 @@
-"""D's end of the control plane: a DEALER to every prefill worker that discovery names.
+"""D's end of the control plane: a DEALER to every discovered prefill worker.
 
-Links are made at discovery, not by the first request. A link that breaks is closed, socket and
-all, so that nothing of it can reach a successor; another is made after a pause that grows.
+A broken link is closed with its socket, so that nothing of it reaches a successor; the next is made
+after a growing pause.
 """
 
 from __future__ import annotations
@@ -65,24 +65,23 @@ class _Link:
 
     @property
     def stands(self) -> bool:
-        """Return whether WELCOME has come."""
         return self.since is not None
 
 
 @dataclass(slots=True)
 class _Producer:
-    """An endpoint that discovery named."""
+    """A discovered endpoint."""
 
     endpoint: str
     retry_at: Millis
     link: _Link | None = None
     pause_ms: int = FIRST_PAUSE_MS
     lookup: Lookup | None = None
-    """Set while the peer's address is being looked up."""
+    """Lookup of the peer's address while it runs."""
     failures: int = 0
-    """Connections that never stood: each failure tries the next of the known keys."""
+    """Failed connections: each tries the next of the known keys."""
     without: dict[str, Millis] = field(default_factory=dict)
-    """Transports that failed between these ends, and until when they are not offered."""
+    """Failed transports, with the time until which they are not offered."""
 
 
 class ControlClient(Channel):
@@ -90,12 +89,12 @@ class ControlClient(Channel):
 
     name = "kv-control-d"
     connectors: tuple[str, ...] = ()
-    """Transports that could be loaded, best first; set before ``start``."""
+    """Loaded transports, best first; set before ``start``."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self._resolver = Resolver()
-        """ZMQ would look names up in the one thread that moves the frames of all links."""
+        """ZMQ would look names up in the thread of all links' frames."""
         self._numbers = itertools.count(1)
         self._producers: dict[str, _Producer] = {}
         self._by_number: dict[LinkNumber, _Producer] = {}
@@ -123,7 +122,6 @@ class ControlClient(Channel):
                 producer.retry_at = Millis(now + FIRST_PAUSE_MS)
 
     def on_ready(self, ready: dict[object, int], now: Millis) -> None:
-        """Read from the links that have something; an EOF ends its link at once."""
         for producer in list(self._producers.values()):
             link = producer.link
             if link is None:
@@ -134,7 +132,6 @@ class ControlClient(Channel):
                 self._on_monitor(producer, link, now)
 
     def on_due(self, now: Millis) -> None:
-        """Make the links that are due."""
         for producer in self._producers.values():
             if producer.link is None and now >= producer.retry_at:
                 address = self._address_of(producer, now)
@@ -156,8 +153,7 @@ class ControlClient(Channel):
                 self._send(producer, beat, now)
 
     def close_sockets(self) -> None:
-        """Send Reset to the producers, so that they need not wait for beats. Report the ends of the
-        links to the transfer thread."""
+        """Send Reset to the producers, and report the ends of the links to the transfer thread."""
         for producer in self._producers.values():
             link = producer.link
             if link is not None and link.stands:
@@ -177,8 +173,8 @@ class ControlClient(Channel):
             self._producers.setdefault(endpoint, _Producer(endpoint, now))
 
     def _address_of(self, producer: _Producer, now: Millis) -> str | None:
-        """Return ``host:port`` in numbers, or None while the lookup runs or waits for its next try.
-        An endpoint that is not an address also gives None."""
+        """Return ``host:port`` in numbers; None for an invalid endpoint, or before a lookup has
+        succeeded."""
         host, _, port = producer.endpoint.rpartition(":")
         try:
             if producer.lookup is None:
@@ -197,8 +193,8 @@ class ControlClient(Channel):
         return f"[{number}]:{port}" if found[0] is AddressFamily.AF_INET6 else f"{number}:{port}"
 
     def _try_to_connect(self, producer: _Producer, address: str, now: Millis) -> None:
-        """Connect, or log why not and try again later with the next of the known keys. The cause is
-        a lack of descriptors or an invalid key; other links continue."""
+        """Connect, or log the error (no descriptor, invalid key) and retry later with the next
+        known key."""
         try:
             self._connect(producer, address, now)
         except (zmq.ZMQError, InvalidParameter) as error:
@@ -269,7 +265,7 @@ class ControlClient(Channel):
             logger.warning("%s turned this worker away: %s", producer.endpoint, session.why)
             self._lose(producer, session.why, now, rest_ms=LONGEST_PAUSE_MS)
         elif verdict is not Verdict.NOTED:
-            # On a connection of its own even a stray frame is a doubt.
+            # Even one stray frame breaks a link, which has its own connection.
             self._lose(producer, session.why or "a frame was lost or misdirected", now)
 
     def _on_welcome(

@@ -17,7 +17,7 @@ from tandem.kvtransfer.handoff.messages import (
 from tandem.protocol.ids import Incarnation, RequestKey
 
 LinkNumber = NewType("LinkNumber", int)
-"""Counts the links of a service; a link made again has another number."""
+"""Number of a link of a service; never reused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class LinkDown:
 
 @dataclass(frozen=True, slots=True)
 class FromPeer:
-    """A message that is for the transfer thread."""
+    """A message for the transfer thread."""
 
     peer: Incarnation
     link: LinkNumber
@@ -53,8 +53,7 @@ class FromPeer:
 
 @dataclass(frozen=True, slots=True)
 class MessageTooLong:
-    """P: a message of this key is longer than a peer reads. It was not sent: it would have ended
-    the link with all its keys."""
+    """P: a message of this key is too long for a peer and was not sent."""
 
     peer: Incarnation
     link: LinkNumber
@@ -63,7 +62,7 @@ class MessageTooLong:
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """Send, if this link is still up."""
+    """Send a message if this link is still up."""
 
     link: LinkNumber
     message: Message
@@ -71,20 +70,20 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Give the link up, and wait ``rest_ms`` before the next."""
+    """Close the link, and wait ``rest_ms`` before the next."""
 
     link: LinkNumber
     reason: str
     rest_ms: int = 0
     without: str = ""
-    """D: a transport, not the last one. The next link is made soon, and does not offer it."""
+    """D: a transport, not the last one, that the next link does not offer."""
     without_ms: int = 0
     """Time for which it is not offered; 0 offers it again."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetPeers:
-    """D: keep links to these control sockets (``host:port``) and no others."""
+    """D: keep links to these control sockets (``host:port``) only."""
 
     endpoints: tuple[str, ...]
 

@@ -1,9 +1,7 @@
-"""D's view of the prefill workers, by incarnation, for the engine's thread at any time.
+"""D's view of the prefill workers, by incarnation, for any thread.
 
-Written by the transfer thread. A link is up once its probe has passed. One wrong header or digest
-quarantines the incarnation for a while; cancels and refusals never count. A peer that is not wanted
-any more is remembered only while it is up. One that is met before it is wanted is remembered until
-the next ``keep``.
+Written by the transfer thread. A link is up once its probe has passed. A wrong header or digest
+quarantines the incarnation.
 """
 
 from __future__ import annotations
@@ -18,11 +16,11 @@ from tandem.protocol.messages import PeerHealth
 
 MAX_REMEMBERED = 256
 """Most incarnations that are down and not in ``keep`` but still reported, and most quarantined
-ones. The longest known are forgotten first."""
+ones; the longest known are forgotten first."""
 
 
 class PeerBook:
-    """Health per incarnation; thread-safe."""
+    """Health by incarnation; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -30,9 +28,9 @@ class PeerBook:
         self._wanted: frozenset[Incarnation] | None = None
         """Peers of the last ``keep``; None before the first."""
         self._unnamed: dict[Incarnation, None] = {}
-        """Those that are wanted no more, the last ones."""
+        """Last peers that are no longer in ``keep``."""
         self._quarantined_until: dict[Incarnation, Millis] = {}
-        """Ends of quarantines, also of peers that are not wanted: they may be named again."""
+        """Ends of quarantines, also of peers that may be named again."""
 
     def is_up(self, peer: Incarnation) -> bool:
         """Return whether a hand-off from this peer may start."""
@@ -52,8 +50,7 @@ class PeerBook:
             return tuple(self._peers.values())
 
     def keep(self, wanted: frozenset[Incarnation]) -> None:
-        """Forget the peers that are down, except these and those that are met later and were never
-        known. Any thread may call this."""
+        """Forget other peers that are down, except those met later. Callable from any thread."""
         with self._lock:
             former = (self._wanted or frozenset()) | self._peers.keys()
             self._unnamed.update(dict.fromkeys(former))
@@ -116,5 +113,4 @@ class PeerBook:
             del self._quarantined_until[old]
 
     def quarantine_ms_left(self, peer: Incarnation, now: Millis) -> int:
-        """Return the milliseconds of quarantine that are left."""
         return max(0, self._quarantined_until.get(peer, Millis(0)) - now)

@@ -1,7 +1,6 @@
 """P's end of the control plane: one ROUTER socket that consumers connect to.
 
-Which links stand the listener of ``tandem.link`` knows. Frames without one are answered RESET, so
-that a consumer of this process's predecessor learns at once that its peer is gone.
+Frames without a link are answered RESET, so that consumers of an earlier process reconnect.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ class ControlServer(Channel):
         return f"{self.config.kv_advertise_host or _reachable(where)}:{bound}"
 
     def on_ready(self, ready: dict[object, int], now: Millis) -> None:
-        """Read what there is, a batch at most, so that beats keep their time."""
+        """Read at most a batch, so that beats are sent in time."""
         for _ in range(_BATCH):
             try:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK)
@@ -136,19 +135,18 @@ class ControlServer(Channel):
             self._listener.say(link, said)
 
     def on_tick(self, now: Millis, late: float = 0.0) -> None:
-        """Drop the consumers that are silent or stand still; beat the others."""
+        """Drop consumers that are silent or stand still; send the others a beat."""
         self._listener.drop_silent(now / 1000, late)
         self._listener.say_all(encode(self.beat()))
 
     def close_sockets(self) -> None:
-        """Send Reset to the consumers, so that they need not wait for beats. Report the ends of the
-        links to the transfer thread."""
+        """Send Reset to the consumers, and report the ends of the links to the transfer thread."""
         self._listener.say_all(encode(Reset("the worker ends")))
         for number, link in self._links.items():
             self._deliver(LinkDown(link.peer, number, self.problem or "the worker ends"))
         self._socket.close(linger=100)
 
-    # What the listener asks of its host.
+    # Methods of the listener's host.
 
     def write(self, parts: list[bytes]) -> bool:
         """Send without blocking; return False if the socket does not take it."""
@@ -159,12 +157,11 @@ class ControlServer(Channel):
         return True
 
     def welcome(self, hello: Hello) -> Welcome[ProducerCard] | str:
-        """Return WELCOME with the card of a transport that both have, or why there is none."""
+        """Return WELCOME with the card of a common transport, or why there is none."""
         card = self._welcome(hello.connectors)
         return card if isinstance(card, str) else Welcome(card)
 
     def up(self, link: Link, welcome: Welcome[ProducerCard]) -> None:
-        """Report a consumer's new link."""
         number = LinkNumber(link.number)
         self._links[number] = link
         self.metrics.links.labels("producer").set(len(self._links))
@@ -175,7 +172,6 @@ class ControlServer(Channel):
         return self.from_peer(FromPeer(link.peer, LinkNumber(link.number), message))
 
     def down(self, link: Link, reason: str) -> None:
-        """Report a lost link."""
         number = LinkNumber(link.number)
         del self._links[number]
         self.metrics.links.labels("producer").set(len(self._links))
@@ -184,7 +180,6 @@ class ControlServer(Channel):
         self._deliver(LinkDown(link.peer, number, reason))
 
     def dropped(self, kind: str, words: str) -> None:
-        """Count a frame that does not fit."""
         if kind == "garbage":
             self.garbage()
         elif kind == "refused":

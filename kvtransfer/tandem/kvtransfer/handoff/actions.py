@@ -1,4 +1,4 @@
-"""Actions of the machines: the whole output of a step, executed by the transfer thread."""
+"""Actions of the state machines, executed by the transfer thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tandem.kvtransfer.handoff.messages import KeyedToConsumer, KeyedToProducer
 from tandem.protocol.ids import Incarnation, RequestKey
 
 Millis = NewType("Millis", int)
-"""Milliseconds of this process's monotonic clock; never sent, never compared between hosts."""
+"""Milliseconds of this process's monotonic clock; never sent or compared between hosts."""
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -43,24 +43,24 @@ class Pack(msgspec.Struct, frozen=True):
 
 
 class Tag(msgspec.Struct, frozen=True):
-    """P: the last write of these blocks is done. Set the tags before READY names the blocks."""
+    """P: set the tags of these blocks, whose last write is done, before READY names them."""
 
     key: RequestKey
     group: int
     first: int
-    """Index in the group's block table of the first."""
+    """Index of the first in the group's block table."""
     block_ids: tuple[int, ...]
 
 
 class Untag(msgspec.Struct, frozen=True):
-    """P: clear the tags that were set for this key; its blocks may be written from here on."""
+    """P: clear the key's tags; its blocks may be written afterwards."""
 
     key: RequestKey
 
 
 class Read(msgspec.Struct, frozen=True):
-    """D: bring a send slot of the peer into a receive slot, answer with ``read_ended``; or (without
-    slots) blocks of the peer into blocks of its own, answer with ``copy_ended``."""
+    """D: read a peer's send slot into a receive slot (answer: ``read_ended``), or copy a peer's
+    blocks into D's (answer: ``copy_ended``)."""
 
     key: RequestKey
     peer: Incarnation
@@ -72,13 +72,13 @@ class Read(msgspec.Struct, frozen=True):
     block_ids: tuple[int, ...] = ()
     start: int = 0
     stop: int = 0
-    """Tokens [start, stop) of the item, for which these blocks are."""
+    """Tokens [start, stop) of the item in these blocks."""
     form: Form | None = None
 
 
 class Unpack(msgspec.Struct, frozen=True):
-    """D: check header and digest of a receive slot and copy it to blocks; or (without a slot) check
-    the tags of what was copied. Answer ``Unpacked``."""
+    """D: check header and digest of a receive slot and copy it to blocks; without a slot, check the
+    copied blocks' tags. Answer: ``Unpacked``."""
 
     key: RequestKey
     peer: Incarnation
@@ -100,19 +100,19 @@ class QuarantinePeer(msgspec.Struct, frozen=True):
 
 
 class Free(msgspec.Struct, frozen=True):
-    """The slot is free; carried out by the table that owns the ring."""
+    """Free the slot; executed by the table of the ring."""
 
     slot: int
 
 
 class Quarantine(msgspec.Struct, frozen=True):
-    """The slot's read is not terminal; not to be used until it is. Carried out by the table."""
+    """Quarantine the slot until its read is terminal; executed by the table."""
 
     slot: int
 
 
 class Count(msgspec.Struct, frozen=True):
-    """Something late, repeated or unknown came: a metric, never an error."""
+    """Count a late, repeated or unknown event; not an error."""
 
     what: str
 

@@ -1,9 +1,8 @@
-"""D's machine: one pull and one event give the next pull and actions. Pure.
+"""D's state machine: one pull and one event give the next pull and actions. Pure.
 
-``step`` is called by ``imports.ImportTable`` alone. It promises: ``Loaded`` only after COMMITTED
-(for copies: after the tags of all matched after the copy; or if nothing was wanted); exactly one
-ending per key; blocks are free only when nothing writes them, and so after the last copy into them
-is terminal; a slot whose read is not terminal is quarantined, never given back.
+Invariants: ``Loaded`` only after COMMITTED (copies: after all tags matched; or if nothing was
+needed). Exactly one ending per key. Blocks are free only when nothing writes them. A slot whose
+read is not terminal is quarantined.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ def announced(
 
 
 def copies_cut(pull: Pull, policy: ConsumerPolicy) -> Pull:
-    """Return the pull with a copy queued for all that was announced and is not under way."""
+    """Return the pull with a copy queued for all that is announced and not under way."""
     if not pull.direct or pull.num_tokens is None:
         return pull
     form = pull.form or policy
@@ -237,8 +236,8 @@ def _on_part(pull: Pull | None, event: PeerMessage, now: Millis, policy: Consume
 
 
 def _follows(pull: Pull, part: Part, policy: ConsumerPolicy) -> bool:
-    """Return whether a part is the next one of its item. It must be of whole blocks, announced by
-    READY, of the kind that the link brings, and fit."""
+    """Return whether a part is the next one of its item: whole announced blocks, of the link's
+    kind, that fit."""
     if pull.direct or part.group >= len(pull.items) or pull.num_tokens is None:
         return False
     form = pull.form or policy
@@ -261,7 +260,6 @@ def _blocks(pull: Pull, flight: Flight, policy: ConsumerPolicy) -> tuple[int, ..
 
 
 def _sizes(blocks: tuple[tuple[int, ...], ...]) -> str:
-    """Return the number of blocks of each item, as text."""
     return ", ".join(str(len(each)) for each in blocks) or "no"
 
 
@@ -361,7 +359,9 @@ def _on_committed(pull: Pull, _event: PeerMessage, now: Millis, policy: Consumer
 def _on_gone(pull: Pull, event: PeerMessage, now: Millis, policy: ConsumerPolicy) -> Result:
     gone = event.message
     assert isinstance(gone, Gone)
-    if pull.doubt is not None and gone.reason is GoneReason.ABANDONED:  # by D: till then it stood
+    if (
+        pull.doubt is not None and gone.reason is GoneReason.ABANDONED
+    ):  # abandoned by D: the lease held until then
         blame = QuarantinePeer(pull.producer, pull.doubt.message)
         failed, told = _settle(pull, pull.doubt.cause, pull.doubt.message, now, policy)
         return failed, [*told, blame]

@@ -1,9 +1,4 @@
-"""Generate docs/handoff.md from the tables that the code runs.
-
-    python -m tandem.kvtransfer.handoff.document > docs/handoff.md
-
-A test compares the file with this module's output.
-"""
+"""Generates docs/handoff.md: ``python -m tandem.kvtransfer.handoff.document > docs/handoff.md``."""
 
 from __future__ import annotations
 

@@ -18,14 +18,14 @@ from tandem.protocol.kv import LoadFailed
 Result = tuple[Pull | None, list[Action]]
 
 BY_TIME = (GoneReason.UNKNOWN, GoneReason.EXPIRED)
-"""Reasons of P after its own deadline has passed. A budget runs out at both ends at once. After D's
-budget this is not a fault of P: D may have been too busy to check its clock first."""
+"""Reasons of P after its own deadline. After D's budget they are not P's fault: D may have checked
+its clock late."""
 
 _replace = msgspec.structs.replace
 
 
 def armed(pull: Pull, now: Millis, policy: ConsumerPolicy) -> Pull:
-    """Return the pull with the deadline of its progress: time runs only while something is due."""
+    """Return the pull with the deadline of its progress, which runs only while something is due."""
     deadline = pull.budget
     if pull.state is DState.COMMITTING:
         deadline = min(deadline, Millis(now + policy.commit_ms))
@@ -40,7 +40,7 @@ def is_due(pull: Pull, policy: ConsumerPolicy) -> bool:
     if pull.num_tokens is None or pull.upto == pull.num_tokens:
         return True
     size = (pull.form or policy).block_size
-    for item in pull.items:  # for each part: loops are twice as fast as generators here
+    for item in pull.items:  # a loop, as this runs for each part
         upto = available(item, pull.upto, pull.num_tokens, size)
         if pull.reached[item.group] < upto:
             return True
@@ -74,7 +74,7 @@ def close(
 
 
 def _given_up(pull: Pull) -> tuple[tuple[Flight, ...], list[Action]]:
-    """Return the reads to give up: copies, which are waited for, and the quarantine of slots."""
+    """Return the copies, which are waited for, and the quarantine of slots being read."""
     copying = tuple(each for each in pull.reading if each.slot is None)
     return copying, [Quarantine(each.slot) for each in pull.reading if each.slot is not None]
 
@@ -97,8 +97,8 @@ def fail(
 
 
 def doubted(pull: Pull, doubt: UncertainRead, now: Millis, policy: ConsumerPolicy) -> Result:
-    """Fail the pull: the data belongs to another hand-off and is not used. Whether this counts
-    against the link is decided by P's answer about its lease: a lease may end while D reads."""
+    """Fail the pull without using the data. P's answer about its lease decides whether the link is
+    at fault."""
     done = Send(pull.producer, Done(pull.key, ok=False))
     copying, unread = _given_up(pull)
     doubted = _replace(
@@ -115,7 +115,7 @@ def doubted(pull: Pull, doubt: UncertainRead, now: Millis, policy: ConsumerPolic
 def settled(
     pull: Pull, told: Callable[[bool], EmitEvent], now: Millis, policy: ConsumerPolicy
 ) -> Result:
-    """Report the ending after P's answer; blocks are free with the last copy."""
+    """Report the ending after P's answer; blocks are free after the last copy."""
     free = not (pull.reading or pull.unpacking)
     settled = _replace(
         pull,
@@ -129,7 +129,7 @@ def settled(
 def first_token_ended(
     pull: Pull, final: Final, finish: str, now: Millis, policy: ConsumerPolicy
 ) -> Result:
-    """End because token 1 was the last: nothing of the KV is needed."""
+    """End because token 1 was the last: no KV is needed."""
 
     def ending(blocks_free: bool) -> EmitEvent:
         return EmitEvent(FirstTokenEnded(pull.key, final.first, finish, blocks_free))
@@ -147,14 +147,14 @@ def loaded(pull: Pull, now: Millis, policy: ConsumerPolicy) -> tuple[Pull, EmitE
 def done_if_complete(
     pull: Pull, now: Millis, policy: ConsumerPolicy, actions: list[Action]
 ) -> Result:
-    """Commit or load a PULLING pull if it is complete, else rearm its deadline."""
+    """Commit or load a PULLING pull if it is complete, else set its deadline again."""
     assert pull.start is not None
     if pull.final is not None and pull.num_tokens is not None:
         if pull.start == pull.num_tokens:
             closed, told = loaded(pull, now, policy)
             return closed, [*actions, Send(pull.producer, Done(pull.key, ok=False)), told]
         if is_complete(pull.items, pull.reached):
-            if pull.direct:  # each tag was right behind its copy: P's word could not say more
+            if pull.direct:  # each tag matched right after its copy, so P is not asked
                 closed, told = loaded(pull, now, policy)
                 return closed, [*actions, told, Send(pull.producer, Done(pull.key, ok=True))]
             committing = _replace(pull, state=DState.COMMITTING)

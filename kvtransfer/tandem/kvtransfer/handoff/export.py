@@ -1,4 +1,4 @@
-"""P's state of one key and the events of its machine."""
+"""State of one key at P, and the events of its state machine."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ _MESSAGE_EVENT = {Open: PEvent.OPEN, Want: PEvent.WANT, Taken: PEvent.TAKEN}
 
 
 class ProducerPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes and times that hold for every export."""
+    """Sizes and times of all exports."""
 
     block_size: int
-    """Tokens per block."""
     groups: tuple[Group, ...]
     """Groups of the layout, from which a manifest is made."""
     header_bytes: int
@@ -37,12 +36,12 @@ class Out(msgspec.Struct, frozen=True):
     start: int
     stop: int
     sent: bool = False
-    """PART is sent: D may be reading."""
+    """Whether PART is sent: D may be reading."""
     group: int = 0
 
 
 class Export(msgspec.Struct, frozen=True, kw_only=True):
-    """All that P knows of one key."""
+    """P's state of one key."""
 
     key: RequestKey
     state: PState
@@ -51,18 +50,18 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
     budget: Millis | None = None
     consumer: Incarnation = NO_INCARNATION
     direct: bool = False
-    """D reads blocks, not slots: READY names them, there are no parts, and blocks carry tags."""
+    """Whether D reads blocks: READY names them, they carry tags, and there are no parts."""
     num_tokens: int = 0
     items: tuple[Item, ...] = ()
-    """The manifest."""
+    """Manifest."""
     tables: tuple[tuple[int, ...], ...] = ()
-    """Block tables by group, as far as they are known."""
+    """Known block tables by group."""
     begun: bool = False
-    """The engine has the blocks: D may reserve its own."""
+    """Whether the engine has the blocks: D may reserve its own."""
     launched: int = 0
     """Tokens whose chunks are launched."""
     ready: int = 0
-    """Tokens whose fence was seen."""
+    """Tokens whose fence has passed."""
     final: Final | None = None
     opened: bool = False
     wants: bool = False
@@ -72,15 +71,15 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
     credits: int = 0
     max_blocks: tuple[int, ...] = ()
     form: Form | None = None
-    """Form in which parts are cut; None is P's own blocks unchanged."""
+    """Form of the parts; None is P's own blocks unchanged."""
     out: tuple[Out, ...] = ()
     engine_holds: bool = False
-    """The engine was given the key and has not released it."""
+    """Whether the engine has the key and has not released it."""
     reason: GoneReason = GoneReason.UNKNOWN
 
 
 class Admit(msgspec.Struct, frozen=True):
-    """The engine takes the request; its blocks are promised from here on."""
+    """The engine takes the request; its blocks are promised."""
 
     key: RequestKey
     consumer: Incarnation
@@ -88,7 +87,7 @@ class Admit(msgspec.Struct, frozen=True):
     budget_ms: int | None
     link_up: bool
     direct: bool = False
-    """The link's transport reads blocks."""
+    """Whether the link's transport reads blocks."""
     kind = PEvent.ADMIT
 
 
@@ -100,7 +99,7 @@ class Refuse(msgspec.Struct, frozen=True):
 
 
 class Begun(msgspec.Struct, frozen=True):
-    """The engine has taken blocks for the whole prompt and computes from now on."""
+    """The engine has blocks for the whole prompt and computes."""
 
     key: RequestKey
     kind = PEvent.BEGUN
@@ -117,7 +116,7 @@ class Launched(msgspec.Struct, frozen=True):
 
 
 class Fenced(msgspec.Struct, frozen=True):
-    """The host has seen the fence after a chunk's last KV write."""
+    """The fence after a chunk's last KV write has passed."""
 
     key: RequestKey
     upto: int
@@ -134,7 +133,7 @@ class First(msgspec.Struct, frozen=True):
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """The engine lets go of the blocks as soon as the export does."""
+    """The engine releases the blocks once the export does."""
 
     key: RequestKey
     cancelled: bool
@@ -158,14 +157,13 @@ class ConsumerMessage(msgspec.Struct, frozen=True):
 
     @property
     def kind(self) -> PEvent:
-        """Return the event of the table."""
         if isinstance(self.message, Done):
             return PEvent.DONE_OK if self.message.ok else PEvent.DONE_ABANDON
         return _MESSAGE_EVENT[type(self.message)]
 
 
 class Granted(msgspec.Struct, frozen=True):
-    """The next part's turn: a free send slot for it."""
+    """A free send slot for the next part."""
 
     key: RequestKey
     slot: int
@@ -173,7 +171,7 @@ class Granted(msgspec.Struct, frozen=True):
 
 
 class Packed(msgspec.Struct, frozen=True):
-    """A part lies in its slot, as the host has seen (or could not be packed)."""
+    """A part is in its slot (or could not be packed)."""
 
     key: RequestKey
     index: int

@@ -1,9 +1,7 @@
-"""All that P has promised: one export per key, the send slots they share, and their deadlines.
+"""P's exports by key, the send slots they share, and their deadlines. Pure.
 
-Owned by the transfer thread. ``apply`` runs P's machine on one event and returns what is to be
-done outside; slots are given and granted here, to the oldest hand-off first: taking turns would let
-none of many end. Ended keys stay as
-tombstones until their time, at most ``max_tombstones`` of them. Pure.
+Owned by the transfer thread. Slots are granted to the oldest hand-off first, so that some end
+early. Ended keys stay as tombstones for a time, at most ``max_tombstones``.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ MAX_TOMBSTONES = 65536
 
 
 class ExportTable:
-    """P's keys. Not thread-safe: the transfer thread alone touches it."""
+    """P's keys; for the transfer thread only."""
 
     machine: ClassVar[Callable[..., Result]] = staticmethod(step)
 
@@ -52,7 +50,7 @@ class ExportTable:
         self._timers = Timers()
 
     def apply(self, event: p_events.Event, now: Millis) -> list[Action]:
-        """Run the machine on one event of one key."""
+        """Run the state machine on one event of one key."""
         if isinstance(event, ConsumerMessage) and self._is_one_too_many(event):
             gone = Gone(event.key, GoneReason.UNKNOWN)
             return [Count("p:too many expected"), Send(event.source, gone)]
@@ -61,7 +59,6 @@ class ExportTable:
         return actions
 
     def link_up(self, peer: Incarnation) -> None:
-        """Record a consumer's link."""
         self.links.add(peer)
 
     def link_lost(self, peer: Incarnation, now: Millis) -> list[Action]:
@@ -77,17 +74,15 @@ class ExportTable:
         )
 
     def next_deadline(self) -> Millis | None:
-        """Return when ``expire`` is due."""
         return self._timers.next(self._deadline)
 
     @property
     def num_leased(self) -> int:
-        """Return the number of exports that hold blocks."""
         return len(self.exports) - len(self._ended) - len(self._expected)
 
     @property
     def num_parts_out(self) -> int:
-        """Send slots that a consumer may be reading: the transport must be kept moving."""
+        """Return the send slots that a consumer may be reading: the transport must progress."""
         return len(self.ring) - self.ring.free
 
     def copy(self) -> ExportTable:
@@ -158,7 +153,7 @@ class ExportTable:
                 return
 
     def _feed(self, actions: list[Action], now: Millis) -> None:
-        """Grant free slots to the oldest hungry key, as many as it may have, then to the next."""
+        """Grant free slots to the oldest key, as many as it may have, then to the next."""
         if not self._hungry or not self.ring.free:
             return
         for key in self._age.order(self._hungry):

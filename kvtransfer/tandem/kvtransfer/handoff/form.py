@@ -1,8 +1,7 @@
-"""Block size and type in which the KV of one hand-off travels, if those of its ends differ. Pure.
+"""Block size and type in which KV is sent if those of the ends differ. Pure.
 
-Parts are cut in blocks of the smaller end, so that a part's block lies within one block of either;
-copies are cut in P's blocks, which have the tags. D chooses the form by its own settings and P's
-WELCOME, and sends it in WANT. Without one, KV travels in D's type and in the blocks of both.
+Parts are cut in blocks of the smaller end, copies in P's blocks, which have the tags. D chooses the
+form by its settings and P's WELCOME, and sends it in WANT.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ SCALE_BYTES = 4
 
 
 class WireDtype(StrEnum):
-    """Type in which KV travels through slots."""
+    """Type of KV in slots."""
 
     AUTO = "auto"
-    """The type of the KV cache."""
+    """Type of the KV cache."""
     FP8 = "fp8"
     """float8_e4m3fn, with a float32 scale for each head of K and V of each layer in each block."""
 
 
 class Form(msgspec.Struct, frozen=True):
-    """Blocks and type in which the parts, or the copies, of one hand-off are cut."""
+    """Blocks and type of the parts, or the copies, of one hand-off."""
 
     block_size: int
-    """Tokens of a block on its way."""
+    """Tokens of a block as sent."""
     groups: tuple[Group, ...]
     """Groups of the layout, with the sizes of such blocks."""
     sender_block_size: int
@@ -40,15 +39,15 @@ class Form(msgspec.Struct, frozen=True):
 
 
 def is_ratio(one: int, other: int) -> bool:
-    """Return whether one block size is a multiple of the other."""
+    """Return whether one number is a multiple of the other."""
     return min(one, other) > 0 and max(one, other) % min(one, other) == 0
 
 
 def form_of_parts(
     groups: Sequence[Group], own: int, other: int, sender: int, dtype: WireDtype
 ) -> Form | None:
-    """Return the form of parts between ``own`` blocks (of ``groups``) and those of the other
-    end; None if KV travels unchanged. ``sender`` is P's of the two sizes."""
+    """Return the form of parts between ``own`` blocks (of ``groups``) and the other end's; None if
+    KV is sent unchanged. ``sender`` is P's block size."""
     size = min(own, other)
     if size == max(own, other) and dtype is WireDtype.AUTO:
         return None
@@ -69,8 +68,7 @@ def form_of_copies(
     groups: Sequence[Group], own: int, theirs: int, max_pieces: int
 ) -> Form | str | None:
     """Return the form of copies of blocks of ``theirs`` tokens into those of ``own`` (of
-    ``groups``). None if whole blocks are copied; a text if there are too many pieces for
-    ``max_pieces``."""
+    ``groups``). None copies whole blocks; a text reports over ``max_pieces`` pieces."""
     if own == theirs:
         return None
     cut = []

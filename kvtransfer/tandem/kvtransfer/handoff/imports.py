@@ -1,8 +1,7 @@
-"""All pulls of D: one per key, the receive slots they share, and their deadlines.
+"""D's pulls by key, the receive slots they share, and their deadlines. Pure.
 
-Owned by the transfer thread. ``apply`` runs D's machine on one event and returns the actions;
-receive slots are granted to queued parts, those of the oldest key first. A slot whose read was
-given up is quarantined here until ``read_ended``. Pure.
+Owned by the transfer thread. Slots are granted to queued parts, those of the oldest key first. A
+slot whose read was given up is quarantined until ``read_ended``.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from tandem.protocol.ids import Incarnation, RequestKey
 
 MAX_TOMBSTONES = 65536
 _OVER = (DState.CLOSED, DState.FAILING)
-"""Nothing more is asked of the producer."""
+"""States in which nothing more is requested of the producer."""
 
 
 class ImportTable:
-    """D's keys. Not thread-safe: the transfer thread alone touches it."""
+    """D's keys; for the transfer thread only."""
 
     machine: ClassVar[Callable[..., Result]] = staticmethod(step)
 
@@ -45,13 +44,13 @@ class ImportTable:
         self._age = Age()
         self._closed: dict[RequestKey, None] = {}
         self._open_with: Counter[Incarnation] = Counter()
-        """Pulls that are not over, by producer."""
+        """Pulls that have not ended, by producer."""
         self._timers = Timers()
         self._has_direct = False
-        """Parts of some pull need no slot."""
+        """Whether parts of some pull need no slot."""
 
     def apply(self, event: d_events.Event, now: Millis) -> list[Action]:
-        """Run the machine on one event of one key."""
+        """Run the state machine on one event of one key."""
         actions = self._step(event, now)
         self._feed(actions, now)
         return actions
@@ -76,8 +75,7 @@ class ImportTable:
         fault: FailCause | None = None,
         message: str = "",
     ) -> list[Action]:
-        """Handle the terminal copy of a part into D's blocks: its bytes have come, or never
-        will."""
+        """Handle the terminal copy of a part into D's blocks, as ``read_ended``."""
         if fault is None:
             return self.apply(d_events.ReadDone(key, index), now)
         return self.apply(d_events.ReadFailed(key, index, message, fault), now)
@@ -95,7 +93,6 @@ class ImportTable:
         return pull is None or pull.num_tokens is None or message.upto > pull.upto
 
     def link_up(self, peer: Incarnation) -> None:
-        """Record a producer's link whose probe passed."""
         self.links.add(peer)
 
     def link_lost(self, peer: Incarnation, reason: str, now: Millis) -> list[Action]:
@@ -111,16 +108,14 @@ class ImportTable:
         )
 
     def next_deadline(self) -> Millis | None:
-        """Return when ``expire`` is due."""
         return self._timers.next(self._deadline)
 
     @property
     def num_open(self) -> int:
-        """Return the number of pulls that have not ended."""
         return len(self.pulls) - len(self._closed)
 
     def is_pulling(self, peer: Incarnation) -> bool:
-        """Return whether anything is still wanted of the producer under any key."""
+        """Return whether any key still needs the producer."""
         return peer in self._open_with
 
     def copy(self) -> ImportTable:

@@ -62,13 +62,13 @@ def tags(export: Export, before: int, policy: ProducerPolicy) -> list[Action]:
 
 
 def release(export: Export) -> list[Action]:
-    """Give the blocks back to the engine, which may write them at once."""
+    """Return the blocks to the engine, which may write them at once."""
     told = EmitEvent(Released(export.key))
     return [Untag(export.key), told] if export.direct else [told]
 
 
 def tombstone(key: RequestKey, reason: GoneReason, now: Millis, policy: ProducerPolicy) -> Export:
-    """Return the record of a key that was never held and must not be."""
+    """Return the record of a key that must not be leased."""
     return Export(
         key=key,
         state=PState.GONE,
@@ -116,7 +116,7 @@ def announce(
     export: Export, now: Millis, policy: ProducerPolicy, *, ready_said: bool = False
 ) -> Result:
     """Send READY, also of no token when the engine begins, so that D can reserve. Send FINAL, which
-    starts the cap, once everything is fenced and token 1 known."""
+    starts the cap, once all is fenced and token 1 known."""
     actions: list[Action] = []
     if export.opened and export.begun and not ready_said:
         actions.append(Send(export.consumer, say_ready(export, policy)))
@@ -148,6 +148,6 @@ def why(export: Export) -> GoneReason:
 
 
 def free_sent(export: Export) -> tuple[Export, list[Action]]:
-    """Free slots that D might have read: it reads no more. Those being packed stay."""
+    """Free slots that D no longer reads; those being packed stay."""
     freed: list[Action] = [Free(o.slot) for o in export.out if o.sent]
     return _replace(export, out=tuple(o for o in export.out if not o.sent)), freed

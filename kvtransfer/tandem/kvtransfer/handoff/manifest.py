@@ -1,8 +1,7 @@
 """Manifest of one hand-off: typed items, each with its own rule of completeness. Pure.
 
-P sends the manifest in READY and D compares it with the one of its own layout. A hand-off is
-complete when each item is: no item stands in for another. An item is of one group of the layout;
-its range is counted in tokens, in which parts of it are cut, packed, read and counted.
+P sends it in READY, and D compares it with its own layout's. An item is of one group; its range is
+in tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from tandem.protocol.messages import Count
 
 MAX_GROUPS = 16
 CARRIED = frozenset({KVKind.FULL})
-"""Kinds of which engines have data to hand over."""
+"""Kinds of KV that engines can hand over."""
 RULES = {
     KVKind.FULL: "every block of [0, num_tokens)",
     KVKind.WINDOW: "the blocks of the last `span` tokens",
@@ -31,7 +30,7 @@ RULES = {
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """A group of the layout, as the machines see it."""
+    """A group of the layout, for the state machines."""
 
     kind: KVKind = KVKind.FULL
     span: int | None = None
@@ -43,7 +42,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     part_bytes: int = 0
     """Payload bytes of a slot."""
     rows: int = 1
-    """Runs of a block's tokens that lie together: one for each head of K and V of each layer."""
+    """Contiguous runs of a block's tokens: one for each head of K and V of each layer."""
     item_bytes: int = 1
     """Bytes of one number."""
 
@@ -52,11 +51,11 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
     """One entry of the manifest."""
 
     group: Annotated[int, Meta(ge=0, lt=MAX_GROUPS)]
-    """The group's index in the layout, and in the manifest."""
+    """Index of the group in the layout, and in the manifest."""
     kind: KVKind
     start: Count
     stop: Count
-    """Tokens [start, stop); positions of its own for an encoder's output."""
+    """Tokens [start, stop); an encoder's output has its own positions."""
 
 
 def manifest(groups: Sequence[Group], num_tokens: int, block_size: int) -> tuple[Item, ...]:
@@ -103,8 +102,7 @@ def num_blocks(start: int, stop: int, block_size: int) -> int:
 def blocks_of(
     item: Item, table: Sequence[int], start: int, stop: int, block_size: int
 ) -> tuple[int, ...]:
-    """Return the blocks of tokens [start, stop) of the group's block table; a state has one
-    alone."""
+    """Return the blocks of tokens [start, stop) of the group's block table; a state has one."""
     if item.kind is KVKind.STATE:
         return tuple(table[:1])
     return tuple(table[start // block_size : blocks_for(stop, block_size)])

@@ -1,9 +1,8 @@
 """Messages between producer (P) and consumer (D), in msgpack with a tag per kind.
 
-P binds a ZMQ ROUTER, D connects a DEALER. A ZMQ message is two parts: the header of
-``tandem.protocol.link`` (both incarnations and a sequence number) and one of these. Decoding is
-strict: unknown tags, wrong types and numbers out of range raise WireError. Deadlines travel as
-remaining milliseconds; slots, ranges and numbers of blocks, never addresses.
+P binds a ZMQ ROUTER, D connects a DEALER. A ZMQ message is the header of ``tandem.protocol.link``
+and one of these. Decoding is strict and raises WireError. Deadlines are sent as remaining
+milliseconds; places as numbers, never addresses.
 """
 
 from enum import StrEnum
@@ -20,20 +19,20 @@ from tandem.protocol.kv import MAX_FIRST_BYTES, FirstToken
 from tandem.protocol.messages import Beat, Count, Hello, Reset, Welcome
 
 MAX_MESSAGE_BYTES = 2 * MAX_FIRST_BYTES
-"""Anything longer is dropped unread (ZMQ closes the connection)."""
+"""Longer messages are dropped unread (ZMQ closes the connection)."""
 
 Small = Annotated[int, Meta(ge=0, le=1 << 24)]
 MAX_BLOCKS = 1 << 16
 """Most blocks of one item of one hand-off."""
 MAX_PULLED_BLOCKS = 1 << 15
-"""Most blocks that one OPEN asks of a peer's cache: their hashes are half of a message."""
+"""Most blocks that one OPEN requests of a peer's cache: their hashes are half of a message."""
 
 
 class GoneReason(StrEnum):
-    """Reason why P holds nothing (any more) under a key."""
+    """Reason why P holds nothing under a key."""
 
     UNKNOWN = "unknown"
-    """Never admitted, or so long ago that it is forgotten."""
+    """Never admitted, or forgotten."""
     ABANDONED = "abandoned"
     """The consumer sent DONE without success."""
     CANCELLED = "cancelled"
@@ -44,11 +43,11 @@ class GoneReason(StrEnum):
     PEER_LOST = "peer_lost"
     """P had lost its link to the consumer."""
     PROTOCOL = "protocol"
-    """The consumer asked for something that it cannot have."""
+    """The consumer sent an invalid request."""
     CLOSED = "closed"
     """Already handed over and committed."""
     INTERNAL = "internal"
-    """A fault of P while packing, or a message that is longer than D reads."""
+    """A fault of P while packing, or a message that is too long for D."""
 
 
 class ProducerCard(msgspec.Struct, frozen=True):
@@ -56,7 +55,7 @@ class ProducerCard(msgspec.Struct, frozen=True):
 
     connector: Annotated[str, Meta(max_length=32)]
     card: Annotated[bytes, Meta(max_length=64 << 10)]
-    """The transport's own description of P's send slots."""
+    """Transport's own description of P's send slots."""
     slot_bytes: Count
     num_slots: Small
     """Send slots; one more after them holds the pattern."""
@@ -68,11 +67,11 @@ class ProducerCard(msgspec.Struct, frozen=True):
     block_size: Small = 0
     """Tokens of a block of P's."""
     tensor_parallel_rank: Small = 0
-    """Rank whose KV cache it is."""
+    """Rank of the KV cache."""
     tensor_parallel_size: Small = 1
     """Ranks that share each layer's heads."""
     wire_dtype: WireDtype = WireDtype.AUTO
-    """Type in which P asks KV to travel; fp8 if either end asks for it."""
+    """Type that P requests for KV; fp8 if either end requests it."""
 
 
 class Probe(msgspec.Struct, frozen=True, tag="probe"):
@@ -96,8 +95,8 @@ class ProbeDone(msgspec.Struct, frozen=True, tag="probe_done"):
 
 
 class Open(msgspec.Struct, frozen=True, tag="open"):
-    """D → P: ask for READY and FINAL of this key. Idempotent. With hashes it requests these
-    blocks of P's cache, from the first on; P computes nothing."""
+    """D → P: request READY and FINAL of this key. Idempotent. With hashes, request these cached
+    blocks, from the first on; P computes nothing."""
 
     key: RequestKey
     budget_ms: Count | None
@@ -109,8 +108,8 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """P → D, cumulative: KV of tokens [0, upto) of num_tokens is written and leased. upto is 0 when
-    P begins. items is the manifest. blocks are the places in P's KV cache, on a link that copies
-    it. READY is repeated there, shortly before the last KV is written; it wakes D."""
+    P begins; items is the manifest. On a link that copies KV, blocks are its places, and READY is
+    repeated shortly before the last write to wake D."""
 
     key: RequestKey
     upto: Count
@@ -120,12 +119,11 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
         tuple[Annotated[tuple[Small, ...], Meta(max_length=MAX_BLOCKS)], ...],
         Meta(max_length=MAX_GROUPS),
     ] = ()
-    """Blocks by item, from its start as far as available; empty if parts go through slots."""
+    """Available blocks by item, from its start; empty if parts go through slots."""
 
 
 class Want(msgspec.Struct, frozen=True, tag="want"):
-    """D → P: send parts from this token on, at most ``credits`` ahead of TAKEN. block_size and
-    dtype describe the parts."""
+    """D → P: send parts from this token on, at most ``credits`` ahead of TAKEN."""
 
     key: RequestKey
     from_token: Count
@@ -137,7 +135,7 @@ class Want(msgspec.Struct, frozen=True, tag="want"):
     ]
     """Blocks of a part that D takes, by group."""
     block_size: Annotated[int, Meta(ge=1, le=1 << 24)]
-    """Tokens of a block on its way: P's own are as many, or a multiple."""
+    """Tokens of a sent block, which divide those of P's own."""
     dtype: WireDtype = WireDtype.AUTO
     """Type in which the parts are packed."""
 
@@ -169,7 +167,7 @@ class Final(msgspec.Struct, frozen=True, tag="final"):
     key: RequestKey
     first: tuple[FirstToken, ...]
     finish: Annotated[str, Meta(max_length=32)] | None = None
-    """Set when token 1 ended the request, all its choices."""
+    """Set when token 1 ended all choices of the request."""
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):

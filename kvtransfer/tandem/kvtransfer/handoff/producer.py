@@ -1,8 +1,8 @@
-"""P's machine: one export and one event give the next export and actions. Pure.
+"""P's state machine: one export and one event give the next export and actions. Pure.
 
-``step`` is called by ``exports.ExportTable`` alone. It promises: READY only after the fence; GONE
-before the blocks are reused; blocks released exactly once, after the engine has released them; a
-slot that D may still be reading is not reused before D answered or the link to it is lost.
+Invariants: READY only after the fence. GONE before the blocks are reused. Blocks are released once,
+after the engine has released them. A slot that D may read is not reused before D answered or its
+link is lost.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _on_admit(export: Export | None, event: Admit, now: Millis, policy: Producer
 
 
 def _admit_late(export: Export) -> Result:
-    """Revoke a key that the engine admitted after its end: it is not leased again."""
+    """Revoke a key that the engine admitted after its end."""
     if export.engine_holds:
         return export, [Count("p:admitted twice")]
     message = f"the hand-off had ended before it was admitted: {why(export)}"

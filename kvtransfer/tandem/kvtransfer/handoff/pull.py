@@ -1,4 +1,4 @@
-"""D's state of one key and the events of its machine."""
+"""State of one key at D, and the events of its state machine."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ _MESSAGE_EVENT = {
 
 
 class ConsumerPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes and times that hold for every pull."""
+    """Sizes and times of all pulls."""
 
     block_size: int
-    """Tokens per block."""
     groups: tuple[Group, ...]
     """Groups of the layout, which a manifest must match."""
     header_bytes: int
@@ -43,10 +42,10 @@ class Flight(msgspec.Struct, frozen=True):
     start: int
     stop: int
     remote_slot: int | None
-    """None of a copy."""
+    """None for a copy."""
     nbytes: int
     slot: int | None = None
-    """Receive slot, once there is one; a copy into blocks gets none."""
+    """Receive slot, once there is one; None for a copy."""
     group: int = 0
     remote_blocks: tuple[int, ...] = ()
 
@@ -59,31 +58,31 @@ class UncertainRead(msgspec.Struct, frozen=True):
 
 
 class Pull(msgspec.Struct, frozen=True, kw_only=True):
-    """All that D knows of one key."""
+    """D's state of one key."""
 
     key: RequestKey
     state: DState
     producer: Incarnation
     budget: Millis
-    """Deadline of the request itself."""
+    """Deadline of the request."""
     deadline: Millis
-    """The nearest of the state's deadlines."""
+    """Nearest of the state's deadlines."""
     direct: bool = False
-    """P's blocks are copied into D's: parts are cut here, and need no slot."""
+    """Whether P's blocks are copied into D's, without slots."""
     form: Form | None = None
-    """Form in which parts or copies are cut; None is D's own blocks unchanged."""
+    """Form of the parts or copies; None is D's own blocks unchanged."""
     num_tokens: int | None = None
     """Known from the first READY."""
     upto: int = 0
     items: tuple[Item, ...] = ()
-    """The manifest."""
+    """Manifest."""
     remote: tuple[tuple[int, ...], ...] = ()
-    """P's blocks by item, from its start on, as far as they were announced; of copies."""
+    """P's announced blocks by item, from its start, for copies."""
     final: Final | None = None
     tables: tuple[tuple[int, ...], ...] = ()
     """Block tables by group."""
     start: int | None = None
-    """First token wanted; None before ``begin_load``."""
+    """First required token; None before ``begin_load``."""
     cut: tuple[int, ...] = ()
     """Tokens up to which parts have been announced, or copies cut, by item."""
     next_index: int = 0
@@ -92,7 +91,7 @@ class Pull(msgspec.Struct, frozen=True, kw_only=True):
     reading: tuple[Flight, ...] = ()
     unpacking: tuple[Flight, ...] = ()
     doubt: UncertainRead | None = None
-    """Fault of a part while FAILING: P has not answered yet whether its lease held."""
+    """Fault of a part while FAILING, until P answers whether its lease held."""
     reached: tuple[int, ...] = ()
     """Progress by item: its first token plus the tokens verified in D's blocks."""
 
@@ -110,16 +109,16 @@ class Opened(msgspec.Struct, frozen=True):
     budget_ms: int | None
     link_up: bool
     direct: bool = False
-    """The link's transport copies blocks into blocks."""
+    """Whether the link's transport copies blocks into blocks."""
     form: Form | None = None
-    """Form of the link's parts or copies, if it is not D's own blocks."""
+    """Form of the link's parts or copies, if not D's own blocks."""
     hashes: tuple[BlockHash, ...] = ()
-    """Hashes of the leading blocks to pull from the peer's cache, if it computes nothing for D."""
+    """Hashes of the leading blocks to pull from the peer's cache, if any."""
     kind = DEvent.OPEN
 
 
 class Load(msgspec.Struct, frozen=True):
-    """Blocks are reserved; ``[from_token, to_token)`` is wanted."""
+    """Blocks are reserved for tokens ``[from_token, to_token)``."""
 
     key: RequestKey
     tables: tuple[tuple[int, ...], ...]
@@ -138,12 +137,11 @@ class PeerMessage(msgspec.Struct, frozen=True):
 
     @property
     def kind(self) -> DEvent:
-        """Return the event of the table."""
         return _MESSAGE_EVENT[type(self.message)]
 
 
 class Granted(msgspec.Struct, frozen=True):
-    """The turn of the oldest queued part: a free receive slot for it, or None for a copy."""
+    """A free receive slot for the oldest queued part, or None for a copy."""
 
     key: RequestKey
     slot: int | None
@@ -151,7 +149,7 @@ class Granted(msgspec.Struct, frozen=True):
 
 
 class ReadDone(msgspec.Struct, frozen=True):
-    """All bytes of a part lie in its receive slot, or in D's blocks."""
+    """All bytes of a part are in its receive slot, or in D's blocks."""
 
     key: RequestKey
     index: int
@@ -159,7 +157,7 @@ class ReadDone(msgspec.Struct, frozen=True):
 
 
 class ReadFailed(msgspec.Struct, frozen=True):
-    """The transport gave up, terminally: nothing lands any more."""
+    """The transport gave up; no bytes arrive any more."""
 
     key: RequestKey
     index: int
@@ -169,7 +167,7 @@ class ReadFailed(msgspec.Struct, frozen=True):
 
 
 class Unpacked(msgspec.Struct, frozen=True):
-    """A part was verified and is in D's blocks, as the host has seen; or ``fault`` is set."""
+    """A part was verified and is in D's blocks; or ``fault`` is set."""
 
     key: RequestKey
     index: int

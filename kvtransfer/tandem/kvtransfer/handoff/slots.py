@@ -1,8 +1,8 @@
-"""Bookkeeping of a ring of slots: owners and quarantine. Pure.
+"""Ring of slots: owners and quarantine. Pure.
 
-Owned by an export table (send slots) or an import table (receive slots). A quarantined slot is one
-whose read was given up before it was terminal: the bytes may still arrive (releasing a transfer's
-handle is no fence), so it is never given out until the transport reports terminal.
+Owned by an export table (send slots) or an import table (receive slots). A read that was given up
+may still write, as releasing its handle is no fence; its slot is quarantined until the transport
+reports its end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class SlotState(Enum):
 
 
 class Slot(msgspec.Struct, frozen=True):
-    """One slot and for whom it is used."""
+    """One slot and its user."""
 
     state: SlotState = SlotState.FREE
     peer: Incarnation | None = None
@@ -53,7 +53,6 @@ class SlotRing:
 
     @property
     def free(self) -> int:
-        """Return the number of free slots."""
         return len(self._free)
 
     @property
@@ -62,11 +61,11 @@ class SlotRing:
         return self._quarantined
 
     def has_room(self, peer: Incarnation) -> bool:
-        """Return whether ``take`` would give this peer a slot."""
+        """Return whether ``take`` has a slot for this peer."""
         return bool(self._free) and self._held.get(peer, 0) < self.per_peer
 
     def take(self, peer: Incarnation, key: RequestKey, index: int) -> int:
-        """Hand out a free slot; ask ``has_room`` first."""
+        """Return a free slot; requires ``has_room``."""
         assert self.has_room(peer), "no slot to take"
         slot = self._free.pop()
         self._slots[slot] = Slot(SlotState.HELD, peer, key, index)
@@ -74,7 +73,7 @@ class SlotRing:
         return slot
 
     def give(self, slot: int) -> None:
-        """Take back a held slot, or a quarantined one whose transfer is terminal."""
+        """Free a held slot, or a quarantined one whose transfer is terminal."""
         was = self._slots[slot]
         assert was.state is not SlotState.FREE, f"slot {slot} is given back twice"
         assert was.peer is not None
@@ -96,7 +95,6 @@ class SlotRing:
         self._quarantined += 1
 
     def copy(self) -> SlotRing:
-        """Return an independent ring in the same state."""
         other = type(self)(0, 0)
         other._slots = list(self._slots)
         other._free = list(self._free)

@@ -1,8 +1,7 @@
 """State × event of both machines: the expected events and the possible next states.
 
-``producer.step`` and ``consumer.step`` only count a pair that is not here. docs/handoff.md is
-made from this module (``python -m tandem.kvtransfer.handoff.document``), and the model checker
-holds every step to ``next``.
+``step`` only counts other pairs. docs/handoff.md is made from this module, and the model checker
+compares every step with ``next``.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ class DEvent(StrEnum):
 
 
 class Rule(NamedTuple):
-    """One cell: states that may follow (None is forgotten) and the action, in words."""
+    """States that may follow (None is forgotten) and the action, in words."""
 
     next: tuple[StrEnum | None, ...]
     does: str

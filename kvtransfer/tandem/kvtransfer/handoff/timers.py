@@ -1,4 +1,4 @@
-"""Deadlines of many keys, the nearest first. Pure: the caller brings the time."""
+"""Deadlines of many keys, the nearest first. Pure."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from tandem.protocol.ids import RequestKey
 
 
 class Age:
-    """A number per key, given when the key is first seen and kept until it is forgotten."""
+    """A number per key, assigned when the key is first seen and kept until it is forgotten."""
 
     def __init__(self) -> None:
         self._numbers: dict[RequestKey, int] = {}
         self._next = 0
 
     def note(self, key: RequestKey) -> None:
-        """Add a key as the youngest; a known one keeps its place."""
+        """Add a key as the youngest, unless it is known."""
         if key not in self._numbers:
             self._numbers[key] = self._next
             self._next += 1
 
     def forget(self, key: RequestKey) -> None:
-        """Forget the key; if it comes again, it is the youngest."""
         self._numbers.pop(key, None)
 
     def order(self, keys: Iterable[RequestKey]) -> list[RequestKey]:
@@ -31,7 +30,6 @@ class Age:
         return sorted(keys, key=self._numbers.__getitem__)
 
     def copy(self) -> Age:
-        """Return an independent copy."""
         other = Age()
         other._numbers = dict(self._numbers)
         other._next = self._next
@@ -43,13 +41,12 @@ Current = Callable[[RequestKey], Millis | None]
 
 
 class Timers:
-    """A heap that forgets lazily: deadlines that are no longer a key's are skipped."""
+    """Heap of deadlines; replaced ones are skipped later."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[Millis, RequestKey]] = []
 
     def arm(self, key: RequestKey, deadline: Millis) -> None:
-        """Set the key's deadline."""
         heapq.heappush(self._heap, (deadline, key))
 
     def due(self, now: Millis, current: Current) -> list[RequestKey]:
@@ -62,7 +59,6 @@ class Timers:
         return list(keys)
 
     def next(self, current: Current) -> Millis | None:
-        """Return the nearest deadline."""
         while self._heap and current(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None

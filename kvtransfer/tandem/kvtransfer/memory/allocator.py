@@ -13,8 +13,8 @@ from tandem.memory.shared import shared_tensor
 def kv_cache_allocator(
     config: KVTransferConfig, *, on_gpu: bool = False
 ) -> Callable[[int], Tensor] | None:
-    """Return a function from bytes to flat uint8 memory that ``kv_connector`` can share. None if
-    the engine's own allocator will do, as for a GPU."""
+    """Return a function from bytes to flat uint8 memory that ``kv_connector`` can share; None for
+    the engine's own, as for a GPU."""
     near = config.kv_connector == "auto" and config.kv_node_folder is not None
     return (
         shared_tensor

@@ -1,12 +1,9 @@
-"""The KV cache for transports that read and write blocks themselves, and the tag that each block
-has.
+"""KV cache for transports that read and write blocks themselves, with a tag for each block.
 
-A tag names a block's content: the hash of its tokens and of all before them, or, for a block that
-has none (the last, partial one), the key of the request that owns it. P sets it after the block's
-last write and clears it before the block may be written again; each time its turn goes up by one,
-before the tag changes. D notes the turn before it copies, and reads tag and turn again after the
-copy's end. The right tag of the same turn proves that the block was not released meanwhile
-(docs/decisions/commit-by-tags.md).
+A tag names the content: the hash of the tokens so far, or for a partial block the request's key. P
+sets it after the last write and clears it before the next; each time the block's turn goes up
+first. If D finds the right tag and the same turn after its copy, the block was not released
+meanwhile (docs/decisions/commit-by-tags.md).
 """
 
 from __future__ import annotations
@@ -30,9 +27,9 @@ _TAG = np.dtype((np.void, TAG_BYTES))
 
 
 def tag_of(key: RequestKey, group: int, index: int, hashes: Sequence[BlockHash]) -> bytes:
-    """Tag of the block at ``index`` in a group's block table; the same at both ends.
+    """Return the tag of the block at ``index`` in a group's block table.
 
-    ``hashes`` are those of the request's full blocks, as far as the engine sent them.
+    ``hashes`` are the known ones of the request's full blocks.
     """
     if index >= len(hashes):
         own = key_digest(key) + group.to_bytes(2, "little") + index.to_bytes(8, "little")
@@ -54,7 +51,7 @@ def tags_from(
 
 class BlockTags:
     """Tag and turn of each block, in host memory: all tags (zeros are none), then all turns. A
-    cached prefix shares its tags: each is cleared when its last request releases it."""
+    cached prefix shares its tags until its last request releases them."""
 
     def __init__(self, num_blocks: int) -> None:
         self._bytes = bytearray(num_blocks * (TAG_BYTES + TURN_BYTES))
@@ -63,7 +60,6 @@ class BlockTags:
         self._holders: dict[int, int] = {}
 
     def read(self, block: int) -> bytes:
-        """Return the current tag of a block."""
         return bytes(self._bytes[block * TAG_BYTES : (block + 1) * TAG_BYTES])
 
     def turn(self, block: int) -> bytes:
@@ -81,8 +77,10 @@ class BlockTags:
             self._holders[block] = 1
 
     def set_many(self, key: RequestKey, blocks: Sequence[int], tags: Sequence[bytes]) -> None:
-        """Run ``set`` for many different blocks: READY waits for hundreds of them."""
-        if not self._holders.keys().isdisjoint(blocks):  # a cached prefix, leased to others, too
+        """Run ``set`` for many different blocks at once."""
+        if not self._holders.keys().isdisjoint(
+            blocks
+        ):  # a cached prefix that other keys lease, too
             for block, tag in zip(blocks, tags, strict=True):
                 self.set(key, block, tag)
             return
@@ -94,10 +92,9 @@ class BlockTags:
         np.frombuffer(self._bytes, _TAG, count)[rows] = np.frombuffer(b"".join(tags), _TAG)
 
     def clear(self, key: RequestKey) -> None:
-        """Release the key's blocks."""
         for block, tag in self._by_key.pop(key, ()):
             if self.read(block) != tag:
-                continue  # somebody else's by now
+                continue  # another key's by now
             self._holders[block] -= 1
             if not self._holders[block]:
                 del self._holders[block]
@@ -122,9 +119,11 @@ class SharedTags(BlockTags):
         super().__init__(num_blocks)
         self._memory = SharedMemory.make(num_blocks * (TAG_BYTES + TURN_BYTES))
         weakref.finalize(self, self._memory.close)
-        # Read and written by slices alone, which both have.
+        # Read and written by slices only, which both have.
         self._bytes = self._memory.map()  # type: ignore[assignment]
-        self._bytes[:] = bytes(self._memory.size)  # pages of this process, whichever reads them
+        self._bytes[:] = bytes(
+            self._memory.size
+        )  # pages of this process, even if others read them first
 
     def share(self) -> tuple[int, int]:
         """Return a descriptor of tags and turns, which the caller closes, and their bytes."""
@@ -133,9 +132,9 @@ class SharedTags(BlockTags):
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A worker's KV cache and tags, for a transport."""
+    """KV cache and tags of a worker, for a transport."""
 
     kv_cache: Tensor
     """uint8 [num_blocks, block_bytes], dense."""
     tags: BlockTags
-    """Tags of P's blocks; those of D's are not read."""
+    """Tags of P's blocks; D's are not read."""

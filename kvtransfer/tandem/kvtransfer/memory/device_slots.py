@@ -1,7 +1,6 @@
 """Slots for a KV cache in GPU memory: on the GPU itself, or on the host if a transport needs that.
 
-Packing and unpacking are queued whole (blocks, digest, header) on a stream of their own, next to
-the engine's steps. No thread blocks on them: the transfer thread polls an event after each. Made by
+Packing and unpacking are queued on their own stream; the transfer thread polls an event. Made by
 ``make_slots``.
 """
 
@@ -43,7 +42,7 @@ LOOK_SECONDS = 0.001
 
 
 class DeviceStream:
-    """See ``device_slots.Stream``; used by one thread at a time."""
+    """Stream of a device; used by one thread at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -51,8 +50,7 @@ class DeviceStream:
 
     @contextmanager
     def queue(self) -> Iterator[None]:
-        """Queue the calls of the block on this stream."""
-        with torch.cuda.device(self._device):  # torch's own block of a stream asks for it thrice
+        with torch.cuda.device(self._device):  # torch's own context of a stream is slower
             before = torch.cuda.current_stream(self._device)
             torch.cuda.set_stream(self._stream)
             try:
@@ -61,13 +59,12 @@ class DeviceStream:
                 torch.cuda.set_stream(before)
 
     def mark(self) -> _Mark:
-        """Return a move that is done when all queued work is."""
         event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
         return _Mark(event)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """See Stream; a stream's own waiting has no deadline."""
+        """Wait by polling if ``seconds`` are given: a stream's own wait has no deadline."""
         if seconds is None:
             self._stream.synchronize()
             return True
@@ -91,9 +88,9 @@ class _Mark:
 
 
 _STAGES = 3
-"""Parts between host and KV cache that are under way at once without being copied twice."""
+"""Parts between host and KV cache that may be under way without another copy."""
 _MOST_NARROWED = max(DTYPE_BYTES.values())
-"""Whole blocks as fp8 that a slot may hold for each that fits as it is held, at most."""
+"""Blocks as fp8 that a slot holds for each block as it is, at most."""
 
 
 class Stream(Protocol):
@@ -113,7 +110,7 @@ class Stream(Protocol):
 
 
 class _OnStream(SlotMemory):
-    """Slots whose work is queued on a stream of their own."""
+    """Slots whose work is queued on their own stream."""
 
     def __init__(
         self, count: int, slot_bytes: int, kv_cache: Tensor, stream: Stream | None = None
@@ -121,8 +118,8 @@ class _OnStream(SlotMemory):
         self._device = kv_cache.device
         self._stream = DeviceStream(kv_cache.device) if stream is None else stream
         super().__init__(count, slot_bytes)
-        if slot_bytes >= HEADER_BYTES + kv_cache.shape[1]:  # else they are for patterns alone
-            # Kernels are compiled and copies are set up now, not at a request's expense.
+        if slot_bytes >= HEADER_BYTES + kv_cache.shape[1]:  # else they are for patterns only
+            # Compile kernels and set up copies before the first request.
             self.pack(kv_cache, [0], 0, NOBODYS)
             self.inspect(0, HEADER_BYTES + kv_cache.shape[1])
             self.unpack(0, [0], kv_cache)
@@ -130,27 +127,23 @@ class _OnStream(SlotMemory):
             self.write(0, bytes(HEADER_BYTES))
 
     def mark(self) -> Move:
-        """See SlotMemory."""
         return self._stream.mark()
 
     def settle(self, seconds: float) -> bool:
-        """See SlotMemory."""
         return self._stream.wait(seconds)
 
     @property
     def _pinned(self) -> bool:
-        """See SlotMemory."""
         return self._device.type == "cuda"
 
     def _digest_of(self, slot: int, at: int) -> Tensor:
-        """Return int64 [1]: one of the digests in a slot's header."""
+        """Return one of the digests in a slot's header, int64 [1]."""
         return self.rows[slot, at : at + DIGEST_BYTES].view(torch.int64)
 
 
 class HostSlotsOfDevice(_OnStream):
-    """Slots in page-locked host memory, blocks on a GPU. The GPU gathers, scatters and sums
-    blocks, in stages of a slot's length next to the KV cache. The host's processors touch no byte
-    of them."""
+    """Slots in page-locked host memory for blocks on a GPU. The GPU gathers, scatters and sums
+    blocks in stages next to the KV cache."""
 
     def __init__(
         self, count: int, slot_bytes: int, kv_cache: Tensor, stream: Stream | None = None
@@ -158,7 +151,7 @@ class HostSlotsOfDevice(_OnStream):
         size = slot_bytes - HEADER_BYTES
         self._stages = torch.empty((_STAGES, size), dtype=torch.uint8, device=kv_cache.device)
         self._staged: dict[int, int] = {}
-        """Stage that holds the payload of a summed slot; some are reused by another slot by now."""
+        """Stage with the payload of a summed slot, if not reused."""
         self._next = 0
         self._sum = torch.empty(1, dtype=torch.int64, device=kv_cache.device)
         super().__init__(count, slot_bytes, kv_cache, stream)
@@ -171,7 +164,7 @@ class HostSlotsOfDevice(_OnStream):
         header: Header,
         packing: Packing = WHOLE,
     ) -> Move:
-        """See SlotMemory; the fields of the header are written when the rest is there."""
+        """Write the header's fields after the rest."""
         self.write(slot, bytes(HEADER_BYTES))
         with self._stream.queue():
             payload = self._payload(slot, len(block_ids), packing.block_bytes(kv_cache))
@@ -183,7 +176,6 @@ class HostSlotsOfDevice(_OnStream):
         return _Signed(self._stream.mark(), self.view(slot, DIGEST_AT), header)
 
     def inspect(self, slot: int, nbytes: int) -> Inspection:
-        """See SlotMemory."""
         with self._stream.queue():
             payload = self.rows[slot, HEADER_BYTES:nbytes]
             staged = self._stage(slot, len(payload))
@@ -195,7 +187,7 @@ class HostSlotsOfDevice(_OnStream):
     def unpack(
         self, slot: int, block_ids: Sequence[int], kv_cache: Tensor, packing: Packing = WHOLE
     ) -> Move:
-        """See SlotMemory; reads the stage in which the payload was summed, if it is still there."""
+        """Read the stage in which the payload was summed, if it still has it."""
         with self._stream.queue():
             payload = self._payload(slot, len(block_ids), packing.block_bytes(kv_cache))
             at = self._staged.pop(slot, None)
@@ -238,20 +230,16 @@ class DeviceSlots(_OnStream):
 
     @property
     def gpu(self) -> int | None:
-        """See SlotMemory."""
         return self._device.index
 
     def view(self, slot: int, nbytes: int) -> memoryview:
-        """Never called: transports of host memory get slots there."""
         raise AssertionError("slots in GPU memory have no host address")
 
     def read(self, slot: int, nbytes: int) -> bytes:
-        """See SlotMemory."""
         with self._stream.queue():
             return self.rows[slot, :nbytes].cpu().numpy().tobytes()
 
     def write(self, slot: int, data: bytes) -> None:
-        """See SlotMemory."""
         with self._stream.queue():
             source = torch.frombuffer(bytearray(data), dtype=torch.uint8)
             self.rows[slot, : len(data)].copy_(source)
@@ -264,7 +252,7 @@ class DeviceSlots(_OnStream):
         header: Header,
         packing: Packing = WHOLE,
     ) -> Move:
-        """See SlotMemory; all of it, header and digest too, is written by the device."""
+        """Have the device write all of it, header and digest included."""
         staged = self._heads[slot]
         staged.numpy().data[:] = header_bytes(header)
         with self._stream.queue():
@@ -277,10 +265,9 @@ class DeviceSlots(_OnStream):
         return self._stream.mark()
 
     def inspect(self, slot: int, nbytes: int) -> Inspection:
-        """See SlotMemory."""
         staged = self._heads[slot]
         with self._stream.queue():
-            # To the zero that P wrote there; anything else is no better than a wrong digest.
+            # Added to the zero that P wrote; any other value makes a wrong digest.
             add_digest(self.rows[slot, HEADER_BYTES:nbytes], self._digest_of(slot, SEEN_AT))
             staged.copy_(self._head(slot), non_blocking=True)
         return _Read(self._stream.mark(), staged.numpy().data)
@@ -288,20 +275,17 @@ class DeviceSlots(_OnStream):
     def unpack(
         self, slot: int, block_ids: Sequence[int], kv_cache: Tensor, packing: Packing = WHOLE
     ) -> Move:
-        """See SlotMemory."""
         with self._stream.queue():
             payload = self._payload(slot, len(block_ids), packing.block_bytes(kv_cache))
             packing.unpack(payload, self._numbers(slot, block_ids, packing), kv_cache)
         return self._stream.mark()
 
     def _head(self, slot: int) -> Tensor:
-        """Return uint8 [HEADER_BYTES]."""
         return self.rows[slot, :HEADER_BYTES]
 
     def _numbers(self, slot: int, block_ids: Sequence[int], packing: Packing) -> Tensor:
-        """Return int64 [len(block_ids)]: of whole blocks on the device, of parts on the host,
-        where their copies are queued one by one. The slot has its own place on the host: its
-        earlier copy has long ended."""
+        """Return int64 [len(block_ids)]: of whole blocks on the device, of parts on the host, where
+        copies are queued one by one. The slot's place is free: its earlier copy has ended."""
         count = len(block_ids)
         if _is_of_parts(packing):
             return torch.tensor(block_ids, dtype=torch.int64)
@@ -328,7 +312,7 @@ class MappedSlots(DeviceSlots):
 
 
 class _Signed:
-    """A packed slot on the host that gets the fields of its header last."""
+    """A packed slot on the host whose header's fields are written last."""
 
     def __init__(self, mark: Move, place: memoryview, header: Header) -> None:
         """``place`` is the slot's start, up to the digest."""
@@ -337,7 +321,6 @@ class _Signed:
         self._header = header
 
     def done(self) -> bool:
-        """See Move."""
         if self._mark is not None and self._mark.done():
             self._mark = None
             self._place[:] = header_bytes(self._header)[: len(self._place)]
@@ -352,10 +335,8 @@ class _Read:
         self._header = header
 
     def done(self) -> bool:
-        """See Move."""
         return self._mark.done()
 
     def found(self) -> Found:
-        """See Inspection."""
         header = bytes(self._header)
         return Found(header, digest_at(header, SEEN_AT))

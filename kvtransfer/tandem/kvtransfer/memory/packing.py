@@ -1,7 +1,7 @@
 """Packings of KV cache blocks into the payload of a slot, and back: whole, in parts, or as fp8.
 
-Parts are for ends whose blocks differ in size: the larger end gathers or scatters parts of its
-blocks, each of them a block of the smaller one. ``part_ids`` numbers them.
+If block sizes differ, the larger end gathers or scatters parts of its blocks, each a block of the
+smaller end. ``part_ids`` numbers them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Header(NamedTuple):
 
 
 def key_digest(key: RequestKey) -> bytes:
-    """Return the 16 bytes for a key in a header."""
+    """Return the 16 bytes of a key in a header."""
     fields = (key.router, key.request.encode(), str(key.attempt).encode())
     hashed = blake2b(digest_size=16, person=b"tandem-key")
     for field in fields:
@@ -77,7 +77,7 @@ def key_digest(key: RequestKey) -> bytes:
 
 
 def fingerprint_digest(fingerprint: str) -> bytes:
-    """Return the 16 bytes for a fingerprint in a header."""
+    """Return the 16 bytes of a fingerprint in a header."""
     return blake2b(fingerprint.encode(), digest_size=16, person=b"tandem-slot").digest()
 
 
@@ -89,7 +89,7 @@ def header_bytes(header: Header) -> bytes:
 
 
 def read_header(data: bytes | memoryview) -> Header:
-    """Read from the start of a slot, or WireError for anything that is not a header."""
+    """Read the start of a slot. Raises WireError for anything that is not a header."""
     size = _FIELDS.size
     if len(data) < HEADER_BYTES:
         raise WireError(f"slot header of {len(data)} bytes")
@@ -108,19 +108,19 @@ def digest_at(head: bytes | memoryview, at: int) -> int:
 
 
 NOBODYS = Header(bytes(16), bytes(16), Incarnation(bytes(16)), 0, 0, 0, 0, HEADER_BYTES, 0)
-"""Header of no hand-off, with which packing is tried once at the start."""
+"""Header of no hand-off, for the first packing."""
 
 
 class Packing:
-    """Whole blocks, as they are."""
+    """Packing of whole blocks, unchanged."""
 
     def block_bytes(self, kv_cache: Tensor) -> int:
         """Return the bytes of a block in the payload."""
         return kv_cache.shape[1]
 
     def pack(self, kv_cache: Tensor, ids: Tensor, payload: Tensor) -> None:
-        """Gather blocks of ``kv_cache`` (uint8 [num_blocks, block_bytes]) into uint8
-        [len(ids), block_bytes] on the same device."""
+        """Gather blocks of ``kv_cache`` (uint8 [num_blocks, block_bytes]) into uint8 [len(ids),
+        block_bytes] on the same device."""
         pack(kv_cache, ids, payload)
 
     def unpack(self, payload: Tensor, ids: Tensor, kv_cache: Tensor) -> None:
@@ -133,29 +133,28 @@ WHOLE = Packing()
 
 @dataclass(frozen=True, slots=True)
 class PartPacking(Packing):
-    """Parts of blocks, as they are."""
+    """Packing of parts of blocks, unchanged."""
 
     parts: int
     """Parts of one block."""
     rows: int
-    """Runs of a block's tokens that lie together."""
+    """Contiguous runs of a block's tokens."""
 
     def block_bytes(self, kv_cache: Tensor) -> int:
-        """See Packing."""
         return kv_cache.shape[1] // self.parts
 
     def pack(self, kv_cache: Tensor, ids: Tensor, payload: Tensor) -> None:
-        """See Packing; ``ids`` are of parts."""
+        """Gather the parts ``ids``."""
         pack_parts(kv_cache, ids, payload, self.rows)
 
     def unpack(self, payload: Tensor, ids: Tensor, kv_cache: Tensor) -> None:
-        """See Packing."""
         unpack_parts(payload, ids, kv_cache, self.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class NarrowPacking(Packing):
-    """Blocks or parts as float8 with a scale a run; one at a time, to keep temporaries small."""
+    """Packing of blocks or parts as float8 with a scale a run; one at a time, to keep temporaries
+    small."""
 
     inner: Packing
     """Packing of the numbers in the KV cache's type."""
@@ -164,18 +163,15 @@ class NarrowPacking(Packing):
     """Type of the numbers in the KV cache."""
 
     def block_bytes(self, kv_cache: Tensor) -> int:
-        """See Packing."""
         return self.inner.block_bytes(kv_cache) // self.dtype.itemsize + 4 * self.rows
 
     def pack(self, kv_cache: Tensor, ids: Tensor, payload: Tensor) -> None:
-        """See Packing."""
         held = self._held(kv_cache)
         for at in range(len(ids)):
             self.inner.pack(kv_cache, ids[at : at + 1], held)
             narrow(self._numbers(held), payload[at : at + 1])
 
     def unpack(self, payload: Tensor, ids: Tensor, kv_cache: Tensor) -> None:
-        """See Packing."""
         held = self._held(kv_cache)
         for at in range(len(ids)):
             widen(payload[at : at + 1].to(kv_cache.device), self._numbers(held))

@@ -1,7 +1,7 @@
-"""The memory of send or receive slots: one tensor, a row per slot, header first.
+"""Memory of send or receive slots: one tensor, a row per slot, header first.
 
-This module has slots in host memory, ``device_slots`` those in a GPU's; ``mover/make_slots``
-chooses. Packing and unpacking may be queued on a device: the caller polls until they are done.
+Slots of a GPU are in ``device_slots``; ``mover/make_slots`` chooses. Work may be queued on a
+device: the caller polls until it is done.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STAGED_SLOT_BYTES = 32 << 20
 GPU_SLOT_BYTES = 128 << 20
 GPU_CREDITS = 6
 GPU_SHARE = 64
-"""Divisor of the GPU memory: a worker's slots take at most 1/64 of it."""
+"""Divisor of the GPU memory for a worker's slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,7 @@ def slot_sizes(
     staged: bool = False,
 ) -> SlotSizes:
     """Return the sizes of ``count`` slots for blocks of ``block_bytes``. ``gpu_bytes`` is the
-    memory of the GPU that holds the slots, None for host memory. ``staged``: the blocks are on a
-    GPU.
-    """
+    memory of the slots' GPU, None for host memory. ``staged``: the blocks are on a GPU."""
     if gpu_bytes is None:
         wanted, ahead = STAGED_SLOT_BYTES if staged else HOST_SLOT_BYTES, HOST_CREDITS
     else:
@@ -70,7 +68,7 @@ def slot_sizes(
 
 
 class Move(Protocol):
-    """A slot that is filled or emptied."""
+    """Filling or emptying of a slot."""
 
     def done(self) -> bool:
         """Return whether all its bytes are in place. Never blocks."""
@@ -81,13 +79,13 @@ class Found(NamedTuple):
     """Header and digest found in a slot."""
 
     header: bytes
-    """The first HEADER_BYTES."""
+    """First HEADER_BYTES."""
     digest: int
     """Digest of the payload, computed here by the host or the device."""
 
 
 class Inspection(Move, Protocol):
-    """A slot that is being inspected."""
+    """Inspection of a slot."""
 
     def found(self) -> Found:
         """Return the slot's header and digest; valid once it is done."""
@@ -98,7 +96,6 @@ class Moved:
     """A move that is done."""
 
     def done(self) -> bool:
-        """Return True."""
         return True
 
 
@@ -109,7 +106,6 @@ class Inspected(Moved):
         self._found = found
 
     def found(self) -> Found:
-        """See Inspection."""
         return self._found
 
 
@@ -120,7 +116,7 @@ class SlotMemory:
         self.count = count
         self.slot_bytes = slot_bytes
         self.rows = self._allocate(count, slot_bytes)
-        digest(self.rows[0])  # the first one makes its tables: not at a request's expense
+        digest(self.rows[0])  # the first digest makes tables
 
     @property
     def _pinned(self) -> bool:
@@ -137,12 +133,11 @@ class SlotMemory:
 
     @property
     def address(self) -> int:
-        """Return the address of slot 0."""
         return self.rows.data_ptr()
 
     @property
     def gpu(self) -> int | None:
-        """Return the number of the GPU that holds the slots; None is the host."""
+        """Return the number of the slots' GPU; None is the host."""
         return None
 
     def view(self, slot: int, nbytes: int) -> memoryview:
@@ -155,7 +150,7 @@ class SlotMemory:
         return self._bytes[offset : offset + nbytes]
 
     def is_within_a_slot(self, offset: int, nbytes: int) -> bool:
-        """Return whether these bytes belong to one slot: peers may ask for nothing else."""
+        """Return whether these bytes belong to one slot; peers may request no others."""
         slot, rest = divmod(offset, self.slot_bytes)
         return 0 <= slot < self.count and 0 < nbytes <= self.slot_bytes - rest
 
@@ -175,9 +170,9 @@ class SlotMemory:
         header: Header,
         packing: Packing = WHOLE,
     ) -> Move:
-        """Gather blocks of ``kv_cache`` (uint8 [num_blocks, block_bytes]) into a slot's payload,
-        after this header with the payload's digest. ``block_ids`` are the numbers that ``packing``
-        takes. The slot has no header meanwhile, so that a late read finds no part."""
+        """Gather blocks of ``kv_cache`` (uint8 [num_blocks, block_bytes]) into a slot after this
+        header, whose digest is set. ``block_ids`` are as ``packing`` takes them. The slot has no
+        header meanwhile, so that a late read fails."""
         self.write(slot, bytes(HEADER_BYTES))
         payload = self._payload(slot, len(block_ids), packing.block_bytes(kv_cache))
         packing.pack(kv_cache, torch.tensor(block_ids, dtype=torch.int64), payload)
@@ -192,7 +187,7 @@ class SlotMemory:
     def unpack(
         self, slot: int, block_ids: Sequence[int], kv_cache: Tensor, packing: Packing = WHOLE
     ) -> Move:
-        """Scatter a slot's payload, which was found right, into blocks of ``kv_cache``."""
+        """Scatter a slot's verified payload into blocks of ``kv_cache``."""
         payload = self._payload(slot, len(block_ids), packing.block_bytes(kv_cache))
         packing.unpack(payload, torch.tensor(block_ids, dtype=torch.int64), kv_cache)
         return Moved()
@@ -203,8 +198,7 @@ class SlotMemory:
         return Moved()
 
     def settle(self, seconds: float) -> bool:
-        """Wait at most so long for queued work; return whether it is done and memory may be
-        freed."""
+        """Wait at most ``seconds`` for queued work; return whether memory may be freed."""
         return True
 
     def _payload(self, slot: int, num_blocks: int, block_bytes: int) -> Tensor:

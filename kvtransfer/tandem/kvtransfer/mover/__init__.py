@@ -1,5 +1,5 @@
-"""The transfer thread: executes what the machines ask for.
+"""Transfer thread: executes the state machines' actions.
 
-It alone calls a transport and owns P's exports or D's pulls. It sleeps on its queue: short naps
-while bytes are on their way, none at all when idle.
+Only it calls transports and owns P's exports or D's pulls. It naps while bytes move, and sleeps on
+its queue otherwise.
 """

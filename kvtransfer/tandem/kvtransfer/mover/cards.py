@@ -1,6 +1,6 @@
-"""Checks of a producer's card: possible values, and compatible with this worker. Pure.
+"""Checks of a producer's card: values, and compatibility with this worker. Pure.
 
-Run once a link, before its transport is used: a refusal costs that link alone.
+Run once a link, before its transport is used.
 """
 
 from __future__ import annotations
@@ -58,18 +58,17 @@ def fault_of_slot(found: Found, item: Unpack, fingerprint: bytes) -> Fault | Non
 def fault_of_copy(
     item: Unpack, seen: bytes, hashes: Sequence[BlockHash], block_size: int
 ) -> Fault | None:
-    """Return what is wrong with copied blocks, or None. ``seen`` are their tags, 16 bytes each,
-    read after the copy, of P's blocks, which have ``block_size`` tokens.
+    """Return what is wrong with copied blocks, or None. ``seen`` are 16-byte tags of P's blocks (of
+    ``block_size`` tokens), read after the copy.
 
-    A cleared tag means that the lease has ended meanwhile and GONE follows. It does not count
-    against the link.
+    A cleared tag means that the lease has ended, which is not the link's fault.
     """
     first = item.start // block_size
     count = num_blocks(item.start, item.stop, block_size)
     if len(seen) != count * TAG_BYTES:
         return FailCause.IDENTITY, f"{len(seen)} bytes of tags for {count} blocks"
     wanted = tags_from(item.key, item.group, first, count, hashes)
-    if seen == b"".join(wanted):  # hundreds at once: an engine's next step waits for it
+    if seen == b"".join(wanted):  # hundreds at once, as an engine's next step waits
         return None
     for at, own in enumerate(wanted):
         tag, index = seen[at * TAG_BYTES : (at + 1) * TAG_BYTES], first + at
@@ -93,7 +92,7 @@ def pattern(incarnation: Incarnation, nbytes: int) -> bytes:
 
 
 MOST_SLOT_BYTES = 1 << 44
-"""Most bytes of all slots of a worker: every transport can write offsets below it."""
+"""Upper bound of the bytes of a worker's slots, within every transport's offsets."""
 
 
 def why_refused(card: ProducerCard, parts: MoverParts) -> str | None:

@@ -1,4 +1,4 @@
-"""D's transfer thread: reads into receive slots, verifies, unpacks, asks P for its word."""
+"""D's transfer thread: reads into receive slots, verifies, unpacks, and asks P to commit."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ConsumerMover(LinkedMover):
 
     @property
     def resting_bytes(self) -> int:
-        """Return the bytes that are released while the engine sleeps. Any thread may call this."""
+        """Return the bytes to release while the engine sleeps. Callable from any thread."""
         return sum(each.held_bytes for each in self._resting)
 
     def take(self, item: ConsumerItem, now: Millis) -> list[Action]:
@@ -109,7 +109,7 @@ class ConsumerMover(LinkedMover):
             self.prober.ready(peer, message, now)
             return []
         if isinstance(message, messages.Ready) and not self.table.is_news(message):
-            self.stay_awake()  # said again since its KV is about to be written
+            self.stay_awake()  # repeated as its KV is about to be written
         if isinstance(message, Final):
             self.phases.final(message.key)
             self.throughput.final(message.key)
@@ -134,7 +134,7 @@ class ConsumerMover(LinkedMover):
         self.parts.notify()
         return actions
 
-    # -- actions ------------------------------------------------------------------------------
+    # Actions.
 
     def execute(self, action: Action, now: Millis) -> list[Action]:
         """Send, report and read at once; unpacks are queued, so that messages need not wait."""
@@ -151,7 +151,7 @@ class ConsumerMover(LinkedMover):
         elif isinstance(action, Read):
             return self._read(action, now)
         elif isinstance(action, Unpack):
-            if action.slot is None:  # a look at tags, not at bytes
+            if action.slot is None:  # tags, not bytes
                 return self._judge_copy(action, now)
             self._unpacks.add(action)
         elif isinstance(action, QuarantinePeer):
@@ -170,7 +170,7 @@ class ConsumerMover(LinkedMover):
         return []
 
     def start_read(self, item: Read, now: Millis, check: Check = Check.HEADER) -> None:
-        """Post a read; ``work`` polls it to its end, wanted or not."""
+        """Begin a read; ``work`` polls it to its end."""
         self.reads.start(item, self._welcomes[item.peer], self.slots_to(item.peer), check)
         self.active()
 
@@ -202,7 +202,7 @@ class ConsumerMover(LinkedMover):
             self.observe()
         return actions
 
-    # -- bytes --------------------------------------------------------------------------------
+    # Bytes.
 
     def _poll_reads(self, now: Millis) -> list[Action]:
         actions: list[Action] = []
@@ -225,7 +225,7 @@ class ConsumerMover(LinkedMover):
             return self.table.read_ended(read.slot, now, fault, message)
         actions = self.table.copy_ended(read.key, read.index, now, fault, message)
         if not any(isinstance(each, Unpack) for each in actions):
-            self._tags.pop((read.key, read.index), None)  # nobody checks what nobody wants
+            self._tags.pop((read.key, read.index), None)  # not needed any more
         return actions
 
     def _read_ended(self, ended: Ended, now: Millis) -> list[Action]:
@@ -248,7 +248,7 @@ class ConsumerMover(LinkedMover):
         if read.slot is None:
             pull = self.table.pulls.get(read.key)
             wanted = pull is not None and pull.state is DState.PULLING
-        if wanted:  # of the link that stands: only another can do better
+        if wanted:  # a fault of the link: only another can do better
             self.fall(read.peer, "a read failed", now)
         return self._over(read, now, FailCause.PEER, "a read failed")
 
@@ -289,20 +289,17 @@ class ConsumerMover(LinkedMover):
         return self.reads.wakers()
 
     def pause(self, seconds: float | None) -> None:
-        """See Mover; awake while a copy is likely to end, and for messages of peers."""
+        """Stay awake while a copy is likely to end, and for messages of peers."""
         if not self.reads.watch(self.hears):
             super().pause(seconds)
 
     def still_written(self, settled: bool) -> frozenset[RequestKey]:
-        """See Mover."""
         return self.reads.left() | (frozenset() if settled else self._unpacks.written())
 
     def settle(self) -> None:
-        """See Mover."""
         self.phases.settle()
 
     def observe(self) -> None:
-        """Set the gauges of slots and links."""
         ring = self.table.ring
         held = len(ring) - ring.free - ring.quarantined
         counts = (("free", ring.free), ("quarantined", ring.quarantined), ("held", held))

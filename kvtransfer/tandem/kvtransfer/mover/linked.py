@@ -42,8 +42,8 @@ class Ends:
         return why_refused(card, self._parts)
 
     def why_uncut(self, peer: Incarnation, card: ProducerCard) -> str | None:
-        """Record the link's form and return None, or return why the card's transport cannot
-        bring KV."""
+        """Record the link's form and return None, or return why the card's transport cannot bring
+        KV."""
         form = form_with(card, self._parts, self._policy)
         if isinstance(form, str):
             self._uncut[peer] = f"not by {card.connector}: {form}"
@@ -78,7 +78,7 @@ def _shorten(known: dict[Incarnation, Any], linked: Container[Incarnation]) -> N
 
 
 MAX_REMEMBERED_WAYS = 256
-"""Peers that have no link; the longest unchanged are forgotten first."""
+"""Peers without a link that are remembered; the longest unchanged are forgotten first."""
 MAX_DOUBLINGS = 5
 
 
@@ -87,23 +87,23 @@ class _Known:
     level: int | None = None
     """Level of the best way that passed its probe."""
     missed: str | None = None
-    """The best way that failed and has not worked since."""
+    """Best way that failed and has not worked since."""
     again: str | None = None
-    """The best way that worked or may come: the one to go back to."""
+    """Best way that worked or may come, to return to."""
     failures: int = 0
     """Failures of ``again`` since it worked."""
     due: Millis | None = None
-    """When ``again`` is tried; None while the link goes by it."""
+    """Time of the next try of ``again``; None while it is in use."""
 
 
 class Ways:
-    """Used by D's transfer thread alone."""
+    """Transports of each peer's links, for D's transfer thread."""
 
     def __init__(
         self, pause_ms: int, transports: Mapping[str, Transport], linked: Container[Incarnation]
     ) -> None:
-        """``transports`` are named best first; ``linked``, which changes, are the peers that have a
-        link: these are not forgotten."""
+        """``transports`` are named best first; peers in ``linked`` (which changes) are not
+        forgotten."""
         self._pause_ms, self._linked = pause_ms, linked
         self._rank = {name: at for at, name in enumerate(transports)}
         self._level = {
@@ -122,9 +122,8 @@ class Ways:
             known.again, known.failures, known.due = way, 0, None
 
     def failed(self, peer: Incarnation, way: str, now: Millis, *, met: bool, may_come: bool) -> int:
-        """Return for how many milliseconds the way is not to be offered. ``met``: the two ends had
-        connected by it. ``may_come``: what it needs is not there yet, so that it is tried again
-        even if it never worked."""
+        """Return for how many milliseconds the way is not offered. ``met``: the ends had connected
+        by it. ``may_come``: a requirement is missing now, so it is tried again in any case."""
         known, level = self._of(peer), self._level[way]
         had_met = known.level is not None and known.level <= level
         is_best = known.missed is None or level <= self._level[known.missed]
@@ -139,21 +138,21 @@ class Ways:
         return self._pause_of(known)
 
     def due(self, now: Millis) -> list[tuple[Incarnation, str]]:
-        """Return the peers that have a link and whose pause is over, each with the way to try."""
+        """Return the linked peers whose pause is over, each with the way to try."""
         return [(peer, way) for peer, way, due in self._waiting() if due <= now]
 
     def tried(self, peer: Incarnation, now: Millis) -> None:
-        """Note that the link is made again by the better way. The next try is after a pause."""
+        """Record that the link is made again by the better way; the next try is after a pause."""
         known = self._peers[peer]
         known.due = Millis(now + self._pause_of(known))
 
     def rest(self, now: Millis) -> float | None:
-        """Return seconds until a way is due, at least a tenth: a link in use is asked again."""
+        """Return seconds until a way is due, at least a tenth, as links in use are asked again."""
         first = min((due for _, _, due in self._waiting()), default=None)
         return None if first is None else max(0.1, (first - now) / 1000)
 
     def counts(self) -> dict[str, int]:
-        """Count the links that go by a worse way than one that failed on them, by the latter."""
+        """Return the number of links that use a worse way, by the better way that failed."""
         worst = max(self._level.values())
         found = {name: 0 for name, level in self._level.items() if level < worst}
         for peer, known in self._peers.items():
@@ -184,7 +183,7 @@ logger = logging.getLogger(__name__)
 
 
 class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
-    """Owns the import table, the receive slots and what is known of peers."""
+    """Owner of the import table, the receive slots and the state of peers."""
 
     name = "kv-transfer-d"
 
@@ -221,7 +220,7 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
         self._observe_ways()
 
     def start_read(self, item: Read, now: Millis, check: Check = Check.HEADER) -> None:
-        """Post a read, which is polled to its end, wanted or not."""
+        """Begin a read, which is polled to its end."""
         raise NotImplementedError
 
     def transport_to(self, peer: Incarnation) -> Transport:
@@ -277,7 +276,7 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
         self.drop(peer, f"quarantined: {reason}", rest)
 
     def _end(self, problem: str) -> None:
-        """See Mover; the links end, so that producers keep no lease for this worker."""
+        """End the links, so that producers keep no lease for this worker."""
         super()._end(problem)
         if self.control is not None:
             self.control.post(SetPeers(()))
@@ -291,8 +290,8 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
         without: str = "",
         without_ms: int = 0,
     ) -> None:
-        """Give the link up; ``LinkDown`` follows. The next is made after ``rest_ms``, or, if a way
-        is named, soon and ``without`` it for so long."""
+        """Close the link; ``LinkDown`` follows. The next is made after ``rest_ms``, or soon and
+        ``without`` a way for ``without_ms``."""
         if (link := self._links.get(peer)) is not None and self.control is not None:
             self._given_up[peer] = link
             self.control.post(Drop(link, reason, rest_ms, without, without_ms))
@@ -307,9 +306,9 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
         may_come: bool = False,
         met: bool = True,
     ) -> None:
-        """Give the link up because its transport failed. It is made again without it, unless it is
-        the last one; then by it, after ``rest_ms``. ``may_come``: what it needs is not there yet;
-        ``met``: the two ends had connected by it. What fails together on a link counts once."""
+        """Close the link because its transport failed, and make it again without it, or if it is
+        the last, with it after ``rest_ms``. ``may_come``: a requirement is missing now; ``met``:
+        the ends had connected. Failures of a link at one time count once."""
         welcome = self._welcomes.get(peer)
         if self._is_given_up(peer):
             return
@@ -328,7 +327,7 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
         return link is not None and self._given_up.get(peer) == link
 
     def _come_back(self, now: Millis) -> None:
-        """Make links again whose better way is due, if they are up and no hand-off is on them."""
+        """Make idle links again whose better way is due."""
         for peer, connector in self.ways.due(now):
             if peer not in self.table.links or self.table.is_pulling(peer):
                 continue

@@ -1,7 +1,4 @@
-"""Choice of the memory for a worker's slots: the KV cache's GPU if every transport can reach it.
-
-Then KV never passes through the host. Called by the producer and the consumer when they start.
-"""
+"""Choice of the memory for a worker's slots: the KV cache's GPU if every transport can reach it."""
 
 from __future__ import annotations
 
@@ -52,16 +49,15 @@ def sized_slots(
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """A worker's slots: those that parts go through, and those that only patterns are read by."""
+    """A worker's slots: for parts, and for patterns only."""
 
     memory: SlotMemory
     """Slots of transports that move parts through slots; also of patterns, if there are none."""
     patterns: SlotMemory
-    """Slots of transports that copy blocks, as small as patterns are."""
+    """Small slots for patterns, of transports that copy blocks."""
     sizes: SlotSizes
 
     def of(self, traits: Traits) -> SlotMemory:
-        """Return the slots of a transport."""
         return self.patterns if traits.lands_in is Region.BLOCKS else self.memory
 
 
@@ -73,9 +69,8 @@ def slots_for(
     *,
     spare: int = 0,
 ) -> Slots:
-    """Return ``make_all_slots`` for these, by name. If the device has no memory that others can
-    map, transports that need it are removed from ``transports`` and logged. Raises TransportError
-    if none is left, or no room."""
+    """Return ``make_all_slots`` for these transports by name. Those that cannot map the device's
+    memory are removed and logged. Raises TransportError if none is left, or no room."""
     try:
         return make_all_slots(config, count, kv_cache, _traits(transports), spare=spare)
     except DeviceFullError as error:

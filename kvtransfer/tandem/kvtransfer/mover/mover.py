@@ -1,7 +1,7 @@
-"""The transfer thread's loop: take items, move bytes, sleep as long as possible.
+"""Loop of the transfer thread: take items, move bytes, sleep as long as possible.
 
-``ProducerMover`` and ``ConsumerMover`` fill in both halves. Naps are short while a transport
-moves bytes only when called, grow while nothing happens, and are endless when nothing is due.
+Naps are short while a transport needs calls to move bytes, grow while nothing happens, and are
+endless when nothing is due.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from tandem.protocol.layout import DTYPE_BYTES, KVLayout, Shard
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """The engine has blocks: bring tokens [from_token, to_token) into them."""
+    """The engine has blocks for tokens [from_token, to_token)."""
 
     key: RequestKey
     block_ids: tuple[int, ...]
@@ -64,7 +64,7 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class SleepState:
-    """Sleep state of the engine: no items of it arrive while it sleeps."""
+    """Sleep state of the engine, which sends no items while it sleeps."""
 
     asleep: bool
 
@@ -80,9 +80,9 @@ Item = TypeVar("Item")
 
 NAP_SECONDS = 0.0002
 AWAKE_SECONDS = 0.006
-"""Seconds for which a thread only naps after notice of an item that is due within moments."""
+"""Seconds of naps after notice of an item that is due within moments."""
 MOVE_NAP_SECONDS = 5e-5
-"""Nap while a device packs or unpacks, which takes a few tenths of a millisecond."""
+"""Nap while a device packs or unpacks."""
 YIELD_SECONDS = 5e-5
 STOP_SECONDS = 10.0
 SETTLE_SECONDS = 5.0
@@ -109,8 +109,8 @@ class MoverParts:
     notify: Callable[[], None]
 
     def groups(self, sizes: SlotSizes) -> tuple[Group, ...]:
-        """Return the layout's groups with the blocks of a part, as many as fit a slot of this
-        worker, and of a copy, as many as any of its transports reads at once."""
+        """Return the layout's groups with the blocks of a part (those that fit a slot) and of a
+        copy (those that any transport reads at once)."""
         most = min((each.traits.max_extents for each in self.direct.values()), default=1)
         room = sizes.slot_bytes - HEADER_BYTES
         return tuple(
@@ -128,7 +128,7 @@ class MoverParts:
         )
 
     def packing(self, form: Form | None, block_ids: Sequence[int], start: int, stop: int) -> Packed:
-        """Return the packing of tokens [start, stop) in these blocks into a slot, or out of it."""
+        """Return the packing of tokens [start, stop) in these blocks."""
         group = self.layout.groups[0]
         ids = part_ids(block_ids, start, stop, group.block_size, form)
         return Packed(packing_of(form, group), ids)
@@ -145,7 +145,7 @@ class MoverParts:
         return {name: each for name, each in found if each.traits.lands_in is Region.BLOCKS}
 
     def blocks(self) -> Blocks | None:
-        """Return the KV cache, for transports that read or write it; None if there is none."""
+        """Return the KV cache, for transports that read or write it."""
         if not self.direct:
             return None
         shared = any(each.traits.maps_memory for each in self.direct.values())
@@ -165,9 +165,9 @@ class Mover(Generic[Item, Event]):
 
     name = "kv-transfer"
     engine_first = True
-    """True if events for this worker's engine go out before messages for peers of the same turn."""
+    """Whether events for the engine are sent before a turn's messages for peers."""
     memory: SlotMemory
-    """Slots that parts go through; a half's own."""
+    """Slots of parts."""
 
     def __init__(self, parts: MoverParts) -> None:
         self.parts = parts
@@ -177,23 +177,22 @@ class Mover(Generic[Item, Event]):
         self.ending: str | None = None
         """Reason why nothing more is begun: the thread has ended, or is about to."""
         self.problem: str | None = None
-        """Reason why the thread has ended; set once its work has ended or been given up."""
+        """Reason why the thread has ended; set after its work."""
         self.written: frozenset[RequestKey] = frozenset()
         """Hand-offs whose blocks may still be written, if there is a ``problem``."""
         self.control: Channel | None = None
         """Set before ``start``."""
         self._outbox: deque[Event] = deque()
         self._told = False
-        """True if this turn has reported to the engine."""
+        """Whether this turn has reported to the engine."""
         self._said = False
-        """True if a message is to be sent."""
+        """Whether a message is to be sent."""
         self._links: dict[Incarnation, LinkNumber] = {}
         self._active_at = self._observed_at = time.monotonic()
         self._awake_until = 0.0
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
 
     def start(self) -> None:
-        """Run in a thread of its own."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -212,22 +211,22 @@ class Mover(Generic[Item, Event]):
     def events(self) -> list[Event]:
         """Return the new events, for the engine's thread."""
         events = []
-        while self._outbox:  # nobody else takes
+        while self._outbox:  # only this thread takes
             events.append(self._outbox.popleft())
         return events
 
-    # What a half does
+    # Methods of a half.
 
     def take(self, item: Item, now: Millis) -> list[Action]:
         """Run the tables on an item."""
         raise NotImplementedError
 
     def execute(self, action: Action, now: Millis) -> list[Action]:
-        """Carry out an action of a table; return the actions that follow at once."""
+        """Execute an action of a table; return the actions that follow at once."""
         raise NotImplementedError
 
     def work(self, now: Millis) -> list[Action]:
-        """Get on with the bytes, a piece at a time, and with deadlines."""
+        """Move bytes, a piece at a time, and check deadlines."""
         raise NotImplementedError
 
     def rest(self, now: Millis) -> float | None:
@@ -239,7 +238,7 @@ class Mover(Generic[Item, Event]):
         return ()
 
     def pause(self, seconds: float | None) -> None:
-        """Sleep at most ``seconds`` until an item comes. The thread serves the sockets."""
+        """Sleep at most ``seconds`` until an item comes, and serve the sockets."""
         wakers, open_still = self.wakers(), False
         if self.control is None:
             pass
@@ -265,13 +264,12 @@ class Mover(Generic[Item, Event]):
         """Count what was deferred, at the end of each turn."""
 
     def observe(self) -> None:
-        """Set the gauges."""
         raise NotImplementedError
 
-    # What is the same
+    # Methods that both halves share.
 
     def say(self, peer: Incarnation, message: Message) -> None:
-        """Send on the current link; without one, nothing is sent."""
+        """Send on the current link, if there is one."""
         link = self._links.get(peer)
         if link is not None and self.control is not None:
             self.control.post(Say(link, message))
@@ -301,13 +299,12 @@ class Mover(Generic[Item, Event]):
         return self.nap() if time.monotonic() - self._active_at < _DOZE_AFTER else _LONGEST_DOZE
 
     def until(self, deadline: Millis | None, now: Millis) -> float | None:
-        """Return the seconds to a deadline."""
         return None if deadline is None else max(0.0, (deadline - now) / 1000)
 
     def _run(self) -> None:
         nap_precisely()
         try:
-            if self.parts.kv_cache.is_cuda:  # UCX, too, asks the thread for its device
+            if self.parts.kv_cache.is_cuda:  # UCX, too, requires the thread's device
                 torch.cuda.set_device(self.parts.kv_cache.device)
             while self._turn():
                 pass
@@ -318,7 +315,7 @@ class Mover(Generic[Item, Event]):
             self._end("the KV transfer has been closed")
 
     def _end(self, problem: str) -> None:
-        self.ending = problem  # at once: what is under way may take seconds
+        self.ending = problem  # at once: work under way may take seconds
         self.parts.notify()
         for transport in self.parts.transports.values():
             with contextlib.suppress(Exception):
@@ -338,7 +335,7 @@ class Mover(Generic[Item, Event]):
             if item is None:
                 return False
             self._carry_out(self.take(item, now), now)
-        self._let_go()  # before work, which may take longer than a peer should wait
+        self._let_go()  # before work, which may delay a peer
         self._carry_out(self.work(now), now)
         self._let_go()
         self.settle()

@@ -1,7 +1,7 @@
-"""Durations of the phases of D's hand-offs, from passing messages and events.
+"""Durations of the phases of D's hand-offs.
 
-Times are taken as things pass, and counted later by ``settle``: on a core that has just woken the
-series of one hand-off take a tenth of a millisecond.
+Times are recorded at once, and counted later by ``settle``, as metrics are slow on a core that has
+just woken.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tandem.protocol.kv import LoadFailed
 from tandem.protocol.timeline import Note
 
 MAX_PARTS = 48
-"""Parts of one hand-off that are noted; the time of further ones is in that of the whole."""
+"""Parts of one hand-off that are noted; further ones only in the total."""
 
 _OUTCOMES = {
     Loaded: "loaded",
@@ -42,7 +42,7 @@ class Phases:
         self._at: dict[RequestKey, dict[str, float]] = {}
         self._parts: dict[RequestKey, list[Note]] = {}
         self._seen: list[tuple[str, float]] = []
-        """Phases and their seconds that have not been counted; so are the next two."""
+        """Phases and their seconds that are not counted yet, like the next two."""
         self._moved: list[int] = []
         """Bytes of each part."""
         self._outcomes: Counter[str] = Counter()
@@ -66,7 +66,7 @@ class Phases:
         self._seen.append(("unpack", seconds))
 
     def wanted(self, key: RequestKey) -> None:
-        """Record that blocks are reserved: announced parts are requested, or copied."""
+        """Record that blocks are reserved."""
         self._step(key, "want", "reserve", since="ready")
 
     def sent(self, message: object) -> None:
@@ -90,7 +90,7 @@ class Phases:
         if isinstance(event, Loaded | FirstTokenEnded | LoadFailed | Cancelled):
             self._at.pop(event.key, None)
             self._parts.pop(event.key, None)
-            if not event.key.is_pull:  # those are counted by who falls back to computing
+            if not event.key.is_pull:  # pulls are counted by their connector
                 self._outcomes[_OUTCOMES[type(event)]] += 1
         if isinstance(event, LoadFailed) and not event.key.is_pull:
             self._metrics.failures.labels("consumer", event.cause).inc()

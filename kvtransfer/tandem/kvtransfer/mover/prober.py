@@ -1,7 +1,7 @@
 """Probe of a new link: D reads P's known pattern before any request may use it.
 
-The pattern's rate is all that placement knows of an unused link, and starting workers keep their
-machine busy. So such a link is probed again a few times, and its best rate counts.
+Placement uses the pattern's rate. A busy machine slows probes, so an unused link is probed again a
+few times, and its best rate counts.
 """
 
 from __future__ import annotations
@@ -27,17 +27,16 @@ from tandem.protocol.ids import Incarnation, RequestKey
 logger = logging.getLogger(__name__)
 
 PROBE_KEY = RequestKey(b"", "probe", 0)
-"""Holds receive slots for probes; no router has an empty incarnation."""
+"""Key of receive slots for probes; no router has an empty incarnation."""
 AGAIN_MS = (4_000, 16_000, 64_000)
-"""After which a link that nothing has used is probed again."""
+"""Times after which an unused link is probed again."""
 NO_SLOT = "its receive slots wait for reads that hang"
-"""Reason why a link may stay down: a peer's slots are the quota that its earlier links hold, too.
-"""
+"""Reason why a link may stay down: earlier links hold the peer's quota of slots."""
 
 
 @dataclass(slots=True)
 class _Probing:
-    """One link whose pattern has not been read."""
+    """A link whose pattern has not been read."""
 
     number: int
     until: Millis
@@ -47,12 +46,12 @@ class _Probing:
     """Receive slot, once there is one."""
     started: float = 0.0
     again: bool = False
-    """The link is in use by its first probe."""
+    """Whether the link is in use after its first probe."""
 
 
 @dataclass(slots=True)
 class _Unused:
-    """A link that only its pattern has come by, for minutes at least."""
+    """A link by which only its pattern has come."""
 
     best: float
     """Bytes a second of the fastest probe."""
@@ -62,7 +61,6 @@ class _Unused:
     """Time of the next probe; None if there is none."""
 
     def next(self, now: Millis) -> None:
-        """Schedule the next probe."""
         left = self.turns < len(AGAIN_MS)
         self.at = Millis(now + AGAIN_MS[self.turns]) if left else None
         self.turns += 1
@@ -93,7 +91,7 @@ class Links(Protocol):
         ...
 
     def start_read(self, item: Read, now: Millis, check: Check = ...) -> None:
-        """Post a read; its end comes back as ``Prober.read_ended``."""
+        """Begin a read, whose end calls ``Prober.read_ended``."""
         ...
 
     def usable(self, peer: Incarnation, bytes_per_s: float) -> None:
@@ -111,13 +109,11 @@ class Links(Protocol):
         met: bool = True,
     ) -> None:
         """Report a failed probe: make the link again, by another transport if there is one, else
-        after a rest. ``may_come``: a requirement is missing now. ``met``: False if the ends
-        could not connect."""
+        after a rest. ``may_come``: a requirement is missing now. ``met``: False if the ends could
+        not connect."""
         ...
 
-    def drop(self, peer: Incarnation, reason: str, rest_ms: int = 0) -> None:
-        """Close the link."""
-        ...
+    def drop(self, peer: Incarnation, reason: str, rest_ms: int = 0) -> None: ...
 
 
 class Prober:
@@ -156,8 +152,7 @@ class Prober:
         self._unused.pop(peer, None)
 
     def idle(self, peer: Incarnation, now: Millis) -> None:
-        """Probe an idle link again: its rate is old, and placement may use only links known to
-        be fast."""
+        """Probe an idle link again, as its rate is old."""
         if peer in self._mover.table.links and peer not in self._unused:
             self._unused[peer] = unused = _Unused(self._mover.book.probed(peer))
             unused.next(now)
@@ -219,14 +214,14 @@ class Prober:
         return actions
 
     def _fail(self, peer: Incarnation, reason: str, now: Millis) -> None:
-        """Give the link up, as the pattern did not come. An agent may be replaced by another."""
+        """Close the link, as the pattern did not come. An agent may be replaced by another."""
         by_agent = self._mover.transport_to(peer).traits.by_agent
         self._mover.fall(peer, reason, now, may_come=by_agent)
 
     def _measured(self, peer: Incarnation, bytes_per_s: float, now: Millis, *, again: bool) -> None:
         mover = self._mover
         mover.metrics.probe_rate.observe(bytes_per_s)
-        if again:  # the link is in use, and if KV has come by it meanwhile, that measures it
+        if again:  # the link is in use; KV measures it
             known = self._unused.get(peer)
             if known is not None and bytes_per_s > known.best:
                 known.best = bytes_per_s
@@ -237,7 +232,7 @@ class Prober:
         mover.usable(peer, bytes_per_s)
 
     def end(self, peer: Incarnation) -> None:
-        """Forget the probes of a lost link; a read under way is given up."""
+        """Forget the probes of a lost link; give up a read under way."""
         self._unused.pop(peer, None)
         self._give_up(peer)
 
@@ -253,7 +248,7 @@ class Prober:
             return
         if not ring.has_room(peer):
             if probing.again:
-                return  # the link is up whatever others hold
+                return  # the link is up in any case
             mover.book.mark(peer, up=False, reason=NO_SLOT)
             return
         probing.slot = ring.take(peer, PROBE_KEY, probing.number)

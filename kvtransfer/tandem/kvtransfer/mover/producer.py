@@ -1,4 +1,4 @@
-"""P's transfer thread: takes fences, sends packed slots; the only thread that sends COMMITTED."""
+"""P's transfer thread: waits for fences, sends packed slots, and alone sends COMMITTED."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ logger = logging.getLogger(__name__)
 
 
 class Filling(NamedTuple):
-    """A part that a slot is filled with."""
+    """A part that is being packed."""
 
     item: Pack
     nbytes: int
@@ -75,11 +75,11 @@ class Filling(NamedTuple):
     """Start by ``time.perf_counter``."""
     move: Move
     ok: bool
-    """True if the slot has the whole part in the end."""
+    """Whether the slot has the whole part in the end."""
 
 
 class Packs:
-    """Used by the transfer thread alone."""
+    """Parts that are packed, for the transfer thread."""
 
     def __init__(self, parts: MoverParts, memory: SlotMemory) -> None:
         self._parts = parts
@@ -90,7 +90,6 @@ class Packs:
         self._fingerprint = fingerprint_digest(parts.fingerprint.compatibility)
 
     def add(self, item: Pack) -> None:
-        """Queue a part."""
         self._waiting.append(item)
 
     @property
@@ -104,13 +103,12 @@ class Packs:
         return bool(self._begun)
 
     def next(self) -> Pack:
-        """Remove and return the oldest queued part. One at a time, so that messages need not
-        wait."""
+        """Remove and return the oldest queued part."""
         return self._waiting.popleft()
 
     def begin(self, item: Pack) -> None:
-        """Begin to pack a part; its hand-off must still hold the blocks. If the device has no room
-        for the intermediate data, the part fails after its queued work."""
+        """Begin to pack a part; its hand-off must still hold the blocks. Without room on the
+        device, the part fails after its queued work."""
         started, parts = time.perf_counter(), self._parts
         packed = parts.packing(item.form, item.block_ids, item.start, item.stop)
         nbytes = HEADER_BYTES + len(packed.ids) * packed.packing.block_bytes(parts.kv_cache)
@@ -123,7 +121,7 @@ class Packs:
             start=item.start,
             stop=item.stop,
             nbytes=nbytes,
-            digest=0,  # of what is not packed yet
+            digest=0,  # unknown before packing
         )
         ok = True
         try:
@@ -166,10 +164,10 @@ ProducerItem = FromEngine | LinkUp | LinkDown | FromPeer | MessageTooLong
 
 
 class ProducerMover(Mover[ProducerItem, ProducerEvent]):
-    """Owns the export table and the send slots."""
+    """Owner of the export table and the send slots."""
 
     name = "kv-transfer-p"
-    engine_first = False  # blocks that are free are no news beside COMMITTED
+    engine_first = False  # COMMITTED is more urgent than free blocks
 
     def __init__(self, parts: MoverParts) -> None:
         super().__init__(parts)
@@ -200,7 +198,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
                 logger.warning("KV does not go by %s: %s", name, error)
                 del parts.transports[name]
         unmet = [why_unmet(each) for each in parts.transports.values()]
-        if unmet[0] is not None and None not in unmet:  # it is offered all the same, beside others
+        if unmet[0] is not None and None not in unmet:  # still offered, next to others
             for each in parts.transports.values():
                 each.stop()
             raise TransportError(unmet[0])
@@ -218,11 +216,11 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
 
     @property
     def links(self) -> frozenset[Incarnation]:
-        """Return the consumers whose link is up; read by the engine's thread."""
+        """Return the consumers whose link is up; callable from the engine's thread."""
         return self._link_view
 
     def copies(self, consumer: Incarnation) -> bool:
-        """Return whether a consumer's link copies blocks; called by the engine's thread."""
+        """Return whether a consumer's link copies blocks; callable from the engine's thread."""
         return consumer in self._direct_links
 
     def welcome(self, connectors: tuple[str, ...]) -> ProducerCard | str:
@@ -255,7 +253,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
             memory.write(slot, pattern(self.parts.incarnation, self._pattern_bytes))
 
     def take(self, item: ProducerItem, now: Millis) -> list[Action]:
-        """Handle an item of the engine or a link, in the order of arrival."""
+        """Return the answer to a HELLO with these transports, or why not. Control thread only."""
         if isinstance(item, FromPeer):
             return self._take_message(item, now)
         if isinstance(item, LinkUp):
@@ -287,8 +285,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         return self.table.apply(item, now)
 
     def _wake_for(self, export: Export) -> None:
-        """Send READY once more shortly before the prompt's last KV is written, so that D's threads
-        are awake when it comes."""
+        """Handle an item of the engine or a link, in the order of arrival."""
         self.stay_awake()
         if export.opened and export.begun and export.state is PState.COMPUTING:
             self.say(export.consumer, say_ready(export, self.table.policy))
@@ -314,7 +311,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         return self.table.link_lost(item.peer, now)
 
     def execute(self, action: Action, now: Millis) -> list[Action]:
-        """Send and report at once; packs are queued, so that messages do not wait for them."""
+        """Send READY again shortly before the prompt's last KV is written, to wake D's threads."""
         if isinstance(action, Send):
             if isinstance(action.message, Committed) and not action.message.key.is_pull:
                 self.metrics.endings_of("producer", "committed").inc()
@@ -343,13 +340,15 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         self._gave(len(action.block_ids) * self.parts.layout.groups[action.group].block_bytes)
 
     def work(self, now: Millis) -> list[Action]:
-        """Continue fences, finished packs and one more, the peers' reads, deadlines."""
+        """Send and report at once; packs are queued, so that messages do not wait for them."""
         actions = self._see_fences(now)
         if self._packs.waits:
             actions += self._begin_pack(self._packs.next(), now)
         if self._packs.under_way:
             actions += self._see_packs(now)
-        for transport in self._needs_advance:  # always: what D gave up must still end there
+        for transport in (
+            self._needs_advance
+        ):  # Continue fences, finished packs and one more, the peers' reads, deadlines.
             transport.advance()
         due = self.table.next_deadline()
         if due is not None and due <= now:
@@ -372,8 +371,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         ]
 
     def _begin_pack(self, item: Pack, now: Millis) -> list[Action]:
-        """Begin to pack, unless the hand-off is over: its blocks may be another's then, or
-        released, as the engine may sleep."""
+        """always: reads that D gave up must end, too"""
         export = self.table.exports.get(item.key)
         if export is None or export.state is PState.GONE:
             return self.table.apply(p_events.Packed(item.key, item.index, ok=False), now)
@@ -390,13 +388,14 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         return actions
 
     def _gave(self, nbytes: int) -> None:
-        """Count bytes that D may read: a part, or a chunk's blocks."""
+        """Begin to pack, unless the hand-off has ended: its blocks may be reused or released
+        then."""
         self.parts.board.transfers += 1
         self.metrics.moved("producer", nbytes)
         self.active()
 
     def rest(self, now: Millis) -> float | None:
-        """Return the seconds to the next deadline, or a nap while work is under way."""
+        """Count bytes that D may read: a part, or a chunk's blocks."""
         if self._packs.waits:
             return 0
         naps = [self.until(self.table.next_deadline(), now)]
@@ -409,7 +408,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         return min((each for each in naps if each is not None), default=None)
 
     def _end(self, problem: str) -> None:
-        """See Mover; clear all tags before the engine takes its blocks back, and drop the links."""
+        """Return the seconds to the next deadline, or a nap while work is under way."""
         if self.blocks is not None:
             self.blocks.tags.clear_all()
         self._over = problem
@@ -419,7 +418,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         super()._end(problem)
 
     def observe(self) -> None:
-        """Set the gauges of slots and leases."""
+        """Clear all tags before the engine takes its blocks back, and drop the links."""
         ring = self.table.ring
         self.metrics.slots_of("producer", "free").set(ring.free)
         self.metrics.slots_of("producer", "held").set(len(ring) - ring.free)

@@ -1,4 +1,4 @@
-"""D's reads under way: posted, asked after, and how long to nap until the next look."""
+"""D's reads under way: begun, polled, and how long to nap between polls."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Emptied(NamedTuple):
 
 
 class Unpacks:
-    """Used by the transfer thread alone."""
+    """Parts that are unpacked, for the transfer thread."""
 
     def __init__(self, parts: MoverParts, memory: SlotMemory) -> None:
         self._parts = parts
@@ -79,7 +79,6 @@ class Unpacks:
         self._fingerprint = fingerprint_digest(parts.fingerprint.compatibility)
 
     def add(self, item: Unpack) -> None:
-        """Queue a part."""
         self._waiting.append(item)
 
     @property
@@ -137,7 +136,7 @@ class Unpacks:
         return wrong
 
     def _no_room(self, item: Unpack, started: float, error: torch.OutOfMemoryError) -> None:
-        """Fail a part after its queued work: only its hand-off fails."""
+        """Fail only this part's hand-off, after its queued work."""
         logger.warning("part %d of %s cannot be unpacked: %s", item.index, item.key, error)
         fault = FailCause.INTERNAL, "the device has no room to unpack a part"
         self._moved.append((item, started, self._memory.mark(), fault))
@@ -145,9 +144,9 @@ class Unpacks:
 
 LEAST_NAP_SECONDS = 2e-5
 LOOK_SECONDS = 0.1
-"""Between two looks for reads that hang."""
+"""Pause between two looks for reads that hang."""
 COPY_SECONDS = 0.05
-"""A copy, or a read into a GPU's slot, that takes longer is not one between GPUs of one machine."""
+"""Longest time of a copy between GPUs of one machine."""
 
 
 class Ended(NamedTuple):
@@ -158,9 +157,9 @@ class Ended(NamedTuple):
     started: float
     """Start by ``time.perf_counter``."""
     tags: bytes = b""
-    """Tags of the blocks of a copy that is done, read after it."""
+    """Tags of a finished copy's blocks, read after it."""
     late: bool = False
-    """It was begun on another link than the current one, if any."""
+    """Whether it was begun on another link than the current one."""
 
 
 @dataclass(slots=True)
@@ -169,11 +168,11 @@ class _Life:
 
     since: float
     moved: float
-    """When a read of it ended last, or it was made."""
+    """Last end of a read, or the link's start."""
 
 
 class Reads:
-    """Used by the transfer thread alone."""
+    """Reads under way, for the transfer thread."""
 
     def __init__(
         self,
@@ -186,8 +185,8 @@ class Reads:
         self._transports = transports
         self._notify = notify
         self.expected = math.inf
-        """When the first of the copies is likely to be through, by ``time.monotonic``; inf if none
-        is foretold. Read by any thread."""
+        """Predicted end of the first copy, by ``time.monotonic``; inf if unknown. Read by any
+        thread."""
         self._block_bytes = layout.block_bytes
         self._group = layout.groups[0]
         self._end = End(layout.block_size, shard)
@@ -196,32 +195,29 @@ class Reads:
         self._lives: dict[Incarnation, _Life] = {}
         self._looked_at = float("-inf")
         self._copied_at = float("-inf")
-        """Time at which the last copy, or read into a GPU's slot, was begun."""
+        """Start of the last copy, or read into a GPU's slot."""
 
     def __bool__(self) -> bool:
         return bool(self._open)
 
     def link_up(self, peer: Incarnation) -> None:
-        """Start the times of a new link: earlier reads of the peer do not count."""
+        """Start the times of a new link, without earlier reads."""
         now = time.perf_counter()
         self._lives[peer] = _Life(now, now)
 
     def link_lost(self, peer: Incarnation) -> None:
-        """Forget the times of a lost link: its reads are over, or hang for good."""
         self._lives.pop(peer, None)
 
     def hung(self, seconds: float) -> list[Incarnation]:
-        """Return the peers on whose link a read, wanted or not, has been open for longer, and none
-        has ended since it began. Copies into blocks do not count: D's own device or the node's
-        agent runs them, and the agent is watched separately. Another link has no other device (see
-        ``old_copies``)."""
+        """Return the peers with a read that has been open for longer, without the end of another
+        since. Copies into blocks do not count (see ``old_copies``)."""
         now = time.perf_counter()
         between = min(LOOK_SECONDS, seconds / 4)
         since = now - self._looked_at
         if since < between:
             return []
         self._looked_at = now
-        if since > seconds / 2:  # this thread stood still, and may have itself to blame
+        if since > seconds / 2:  # this thread stood still, which may be the cause
             return []
         found = []
         for read, started in self._open.values():
@@ -229,27 +225,26 @@ class Reads:
             if read.slot is None or life is None or started < max(life.since, life.moved):
                 continue
             if now - started > seconds:
-                life.moved = now  # said once
+                life.moved = now  # reported once
                 found.append(read.peer)
         return found
 
     def stuck(self, seconds: float, quota: int) -> set[Incarnation]:
-        """Return the peers whose whole quota of reads into slots was begun longer ago. Until one
-        ends no link to them is probed. Any thread."""
+        """Return the peers whose whole quota of reads into slots was begun longer ago. No link to
+        them is probed until one ends. Callable from any thread."""
         before = time.perf_counter() - seconds
-        opened = list(self._open.values())  # at once: the transfer thread goes on
+        opened = list(self._open.values())  # a copy: the transfer thread goes on
         old = (read.peer for read, at in opened if read.slot is not None and at < before)
         return {peer for peer, count in Counter(old).items() if count >= quota}
 
     def old_copies(self, seconds: float) -> int:
-        """Return the number of copies into blocks that were begun longer ago. Any thread."""
+        """Return the number of copies into blocks begun longer ago. Callable from any thread."""
         before = time.perf_counter() - seconds
-        opened = list(self._open.values())  # at once: the transfer thread goes on
+        opened = list(self._open.values())  # a copy: the transfer thread goes on
         return sum(read.slot is None and at < before for read, at in opened)
 
     def left(self) -> frozenset[RequestKey]:
-        """Return the keys whose blocks may still be written after the transports have stopped,
-        because a device is slow or hangs."""
+        """Return the keys whose blocks may still be written after the transports have stopped."""
         left = {name for name, each in self._transports.items() if _is_copying(each)}
         opened = self._open.items()
         return frozenset(
@@ -259,7 +254,7 @@ class Reads:
     def start(
         self, item: Read, welcome: ProducerCard, slots: SlotMemory, check: Check = Check.HEADER
     ) -> None:
-        """Post a read of the peer that gave this welcome; ``slots`` are D's own."""
+        """Begin a read of the peer that sent this WELCOME; ``slots`` are D's own."""
         if item.slot is None or item.remote_slot is None:
             extents = self._blocks(item, welcome)
         else:
@@ -298,7 +293,7 @@ class Reads:
 
     def ended(self) -> list[Ended]:
         """Return and forget terminal reads; return reads of unknown state once each."""
-        for name in {name for name, _ in self._open}:  # others have nothing to bring
+        for name in {name for name, _ in self._open}:  # other transports have no reads
             self._transports[name].advance()
         found = []
         for (name, ticket), (read, started) in list(self._open.items()):
@@ -320,9 +315,8 @@ class Reads:
         return found
 
     def nap(self, usual: Callable[[], float]) -> float:
-        """Return the seconds until the next look: until shortly before a copy is likely to end;
-        0.05 if sockets wake the thread; short compared with the age of the latest copy, or read
-        into a GPU's slot, if its end is not foretold; else ``usual``."""
+        """Return the seconds until the next poll: until shortly before a copy's predicted end; 0.05
+        if sockets wake the thread; short for a young copy without a prediction; else ``usual``."""
         foretold = nap_before(self._moments())
         if self.wakers():
             return 0.05 if foretold is None else max(LEAST_NAP_SECONDS, foretold)

@@ -1,11 +1,8 @@
 """Rate of KV over each of D's links, bytes that wait there, and slow hand-offs.
 
-A link's pace is bytes over the seconds in which announced KV waited. Waits for slots, packing and
-unpacking count; the computing of prompts and D's own wait for blocks do not. Placement reads the
-pace, and may then avoid a slow link: one that is unused for minutes is unknown again, and probed
-again. A hand-off is slow when its prompt is done, ``kv_slow_seconds`` have passed, and its bytes
-would have come four times over at the best rate of its link. It is counted by its phase and logged
-as a warning. Runs in the transfer thread.
+A link's pace is bytes over the seconds in which announced KV waited, without the prompt's
+computation and D's wait for blocks. Placement reads it; after minutes without use it is unknown. A
+hand-off is slow if it exceeds ``kv_slow_seconds`` and four times its time at the link's best rate.
 """
 
 from __future__ import annotations
@@ -28,16 +25,16 @@ LOOK_SECONDS = 0.05
 SAMPLE_SECONDS = 0.5
 """Busy seconds that make one sample of a link's pace."""
 IDLE_SECONDS = 180.0
-"""After which the pace of a link that nothing uses is old."""
+"""Seconds after which the pace of an unused link is unknown."""
 NEW_SHARE = 0.5
 """Weight of a new sample."""
 SLOW_FACTOR = 4.0
 WARN_SECONDS = 10.0
-"""Between two warnings about one link; those between are counted in the next."""
+"""Pause between two warnings about one link; the next counts those between."""
 
 
 PHASES_OF_WAITING = ("reserve", "pack", "slot", "read", "unpack", "commit")
-"""Blocks of D; P's slots and packing; receive slots of D; bytes; verification; P's word."""
+"""Blocks of D; P's slots and packing; receive slots of D; bytes; verification; P's answer."""
 
 
 @dataclass(slots=True)
@@ -60,7 +57,7 @@ class _Open:
 
 
 class Throughput:
-    """Fed by the mover; ``look`` once a turn."""
+    """Rates of links; ``look`` is called once a turn."""
 
     def __init__(
         self,
@@ -78,14 +75,13 @@ class Throughput:
         self._links: dict[Incarnation, _Link] = {}
         self._open: dict[RequestKey, _Open] = {}
         self._told = True
-        """True if the last look reported the current state."""
-        for phase in PHASES_OF_WAITING:  # all series from the start: rates of them can be asked for
+        """Whether the last look reported the current state."""
+        for phase in PHASES_OF_WAITING:  # all series from the start, for their rates
             metrics.slow.labels(phase)
         self._clock = clock
         self._looked_at = clock()
 
     def begin(self, key: RequestKey) -> None:
-        """Record an opened hand-off."""
         self._open[key] = _Open()
         self._told = False
 
@@ -96,7 +92,6 @@ class Throughput:
             known.final_at = self._clock()
 
     def end(self, key: RequestKey) -> None:
-        """Record the end of a hand-off."""
         self._told = self._open.pop(key, None) is None and self._told
 
     def moved(self, peer: Incarnation, nbytes: int, seconds: float) -> None:
@@ -106,12 +101,11 @@ class Throughput:
         link.best_read = max(link.best_read, nbytes / max(seconds, 1e-6))
 
     def forget(self, peer: Incarnation) -> None:
-        """Forget a lost link."""
         self._links.pop(peer, None)
 
     def rest(self) -> float | None:
-        """Return the seconds until the next look; None if nothing is open or unreported and no
-        pace expires."""
+        """Return the seconds until the next look; None if nothing is open or unreported and no pace
+        expires."""
         if self._open or not self._told:
             return LOOK_SECONDS
         oldest = min(
@@ -121,7 +115,7 @@ class Throughput:
 
     def look(self, pulls: Mapping[RequestKey, Pull]) -> list[Incarnation]:
         """Sum up what waits on each link, measure its pace, and find slow hand-offs. Return the
-        peers whose pace is unknown again because their link was unused."""
+        peers whose pace has become unknown."""
         now = self._clock()
         since = now - self._looked_at
         if since < LOOK_SECONDS:

@@ -1,6 +1,6 @@
 """Registrations with the agent, and the permitted copies between them.
 
-A registration ends with its connection; its memory is released after the last copy that uses it.
+A registration ends with its connection; its memory is released after the last copy.
 """
 
 from __future__ import annotations
@@ -57,14 +57,13 @@ class Source(Protocol):
 
 
 class Ring(Protocol):
-    """The landing slots of a consumer."""
+    """Landing slots of a consumer."""
 
     size: int
 
     def copy(self, source: Source, batch: Batch) -> Mark:
         """Begin to copy between ranges that both have; return a mark after the copy. Raises
-        TransportError, also if the two are of different kinds of memory. Some bytes may have
-        been written then, but none are written later."""
+        TransportError, also for different kinds of memory; no bytes are written after it."""
         ...
 
     def close(self) -> None:
@@ -86,7 +85,6 @@ class HostSource:
         self.descriptor = os.dup(descriptor)
 
     def close(self) -> None:
-        """See Source."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -96,8 +94,8 @@ class HostRing:
     """Landing slots in host memory, whose copies are done when ``copy`` returns."""
 
     def __init__(self, descriptor: int, size: int) -> None:
-        """Raises TransportError for what is not memory of this size, cannot be sealed or has a page
-        that its owner has not touched."""
+        """Raise TransportError unless it is memory of this size, can be sealed, and all its pages
+        exist."""
         try:
             self._mapping: mmap.mmap = SharedMemory.lent(descriptor, size)
         except (OSError, ValueError, OverflowError) as error:
@@ -106,7 +104,6 @@ class HostRing:
         self._bytes = memoryview(self._mapping)
 
     def copy(self, source: Source, batch: Batch) -> Mark:
-        """See Ring."""
         if not isinstance(source, HostSource):
             raise TransportError("the producer's memory is a GPU's, the consumer's the host's")
         rows = (each.tolist() for each in batch.joined()[2:5])
@@ -124,16 +121,15 @@ class HostRing:
         return Through()
 
     def close(self) -> None:
-        """See Ring."""
         self._bytes.release()
         self._mapping.close()
 
 
 class DeviceSource:
-    """A range in memory of a GPU, mapped for each GPU that copies from it as it first does."""
+    """A range in memory of a GPU, mapped for each GPU at its first copy."""
 
     def __init__(self, descriptor: int, size: int) -> None:
-        """Keeps a descriptor of its own."""
+        """Keep a duplicate descriptor."""
         self.size = size
         self._descriptor = os.dup(descriptor)
         self._mapped: dict[int, DeviceRange] = {}
@@ -145,7 +141,6 @@ class DeviceSource:
         return self._mapped[index]
 
     def close(self) -> None:
-        """See Source."""
         for each in self._mapped.values():
             each.close()
         self._mapped.clear()
@@ -155,10 +150,9 @@ class DeviceSource:
 
 
 class DeviceRing:
-    """Landing slots in memory of a GPU, whose copy engines fill them on a stream of their own."""
+    """Landing slots in memory of a GPU, filled by its copy engines on their own stream."""
 
     def __init__(self, descriptor: int, size: int, index: int) -> None:
-        """Raises TransportError."""
         self._index = index
         try:
             device.use_device(index)
@@ -173,7 +167,6 @@ class DeviceRing:
             raise TransportError(f"landing slots have no stream: {error}") from error
 
     def copy(self, source: Source, batch: Batch) -> Mark:
-        """See Ring."""
         if not isinstance(source, DeviceSource):
             raise TransportError("the producer's memory is the host's, the consumer's a GPU's")
         joined = batch.joined()
@@ -185,12 +178,11 @@ class DeviceRing:
             self._lane.copy(here, there, joined.sizes, seen)
             return self._lane.mark()
         except DeviceMemoryError as error:
-            with contextlib.suppress(RuntimeError):  # of a GPU that has failed: it copies no more
-                self._lane.wait()  # those that have begun: their slot is the consumer's again
+            with contextlib.suppress(RuntimeError):  # of a failed GPU, which copies no more
+                self._lane.wait()  # the slot is the consumer's again after these
             raise TransportError(str(error)) from error
 
     def close(self) -> None:
-        """See Ring."""
         self._range.close()
 
 
@@ -242,8 +234,8 @@ class Producer:
     """Memory to be read: KV cache, slots and tags."""
 
     def __init__(self, said: Give, descriptors: Sequence[int]) -> None:
-        """The descriptors stay the caller's. Raises TransportError, or OSError without a
-        descriptor left."""
+        """The descriptors stay the caller's. Raises TransportError, or OSError without a descriptor
+        left."""
         self.incarnation, self.key = said.incarnation, said.key
         self.block_bytes = said.block_bytes
         self.sources: dict[Ground, Source] = {}
@@ -333,7 +325,7 @@ class Running:
         return self.producer.tags.tags_of(self.blocks, self.turns)
 
     def answer(self) -> Copied:
-        """Return what the consumer is sent, with a proof that the producer is registered here."""
+        """Return the consumer's answer, with a proof that the producer is registered here."""
         tags, connection = self.tags(), self.consumer.connection
         proof = agents_proof(self.producer.key, connection, self.request, tags)
         return Copied(self.request.number, tags, proof)
@@ -362,7 +354,6 @@ class Producers:
         self.known[producer.incarnation] = producer
 
     def leave(self, producer: Producer) -> None:
-        """Forget a producer whose connection has ended."""
         if self.known.get(producer.incarnation) is producer:
             del self.known[producer.incarnation]
         producer.close()

@@ -1,4 +1,4 @@
-"""The agent's process."""
+"""Process of the node agent."""
 
 from __future__ import annotations
 
@@ -60,18 +60,16 @@ _LOST = {
 
 
 class AgentSeries(Collector):
-    """Series that are built from the agent's numbers at each scrape: no copy is kept."""
+    """Metrics built from the agent's counters at each scrape."""
 
     def __init__(self, status: Callable[[], Mapping[str, int]]) -> None:
         """``status`` answers from any thread, with what `tandem node-agent --status` prints."""
         self._status = status
 
     def describe(self) -> Iterator[_Family]:
-        """Return all families, without values."""
         yield from _families(None)
 
     def collect(self) -> Iterator[_Family]:
-        """See Collector."""
         yield from _families(self._status())
 
 

@@ -1,8 +1,7 @@
-"""The agent's one thread: receives from all callers, makes copies in turn, and answers each.
+"""Single thread of the agent: receives requests, makes copies in turn, and answers.
 
-A caller that does not follow the protocol loses its connection and is counted. A forbidden
-request is answered with its fault and counted; the caller stays connected. No caller can make
-another wait for more than one copy of host memory, of one landing slot.
+A caller that violates the protocol loses its connection; a forbidden request is answered with its
+fault. No caller delays another by more than one copy of a landing slot.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ _CREDENTIALS = struct.Struct("3i")
 _SO_PEERGROUPS = 59
 """Value from asm-generic/socket.h; Python has no name for it."""
 _MAX_GROUPS = 256
-"""Most groups of a caller that are read; a caller in more counts as in its own group only."""
+"""Most groups of a caller that are read; with more, only its own group counts."""
 _BATCH = 64
 """Most messages read from one caller in a row."""
 
@@ -70,7 +69,6 @@ class Caller:
     """A worker that is registered or may register."""
 
     def __init__(self, sock: socket.socket) -> None:
-        """Takes the socket over."""
         sock.setblocking(False)
         self.sock = sock
         self.since = time.monotonic()
@@ -78,12 +76,11 @@ class Caller:
         self.producer: Producer | None = None
         self.consumer: Consumer | None = None
         self.ended = False
-        """True once no more is read from it; queued answers are still sent."""
+        """Whether no more is read from it; queued answers are still sent."""
         self._unsaid: deque[tuple[bytes, int | None]] = deque()
 
     @property
     def is_registered(self) -> bool:
-        """Return whether it is registered."""
         return self.producer is not None or self.consumer is not None
 
     @property
@@ -92,7 +89,7 @@ class Caller:
         return bool(self._unsaid)
 
     def may_call(self, group: int | None) -> bool:
-        """Return whether it belongs to this process's user, or to the group if there is one."""
+        """Return whether it belongs to this process's user, or to ``group``."""
         level = socket.SOL_SOCKET
         said = self.sock.getsockopt(level, socket.SO_PEERCRED, _CREDENTIALS.size)
         _, user, own_group = _CREDENTIALS.unpack(said)
@@ -104,8 +101,8 @@ class Caller:
         return group in (own_group, *struct.unpack(f"{len(groups) // size}I", groups))
 
     def heard(self) -> Generator[tuple[ToAgent, list[int]]]:
-        """Yield received messages, a bounded number, each with its descriptors, which are closed
-        after it. Set ``ended`` at the connection's end. Raises Garbage."""
+        """Yield received messages, a bounded number, with descriptors, which are closed after each.
+        Set ``ended`` at the connection's end. Raises Garbage."""
         for _ in range(_BATCH):
             try:
                 data, files = receive(self.sock, MAX_MESSAGE, MAX_FILES)
@@ -116,7 +113,7 @@ class Caller:
             except OSError:
                 data, files = b"", []
             try:
-                if not data:  # its end; or an empty packet, which says nothing either
+                if not data:  # its end, or an empty packet, which has no meaning
                     self.ended = True
                     return
                 yield self._read(data), files
@@ -135,7 +132,6 @@ class Caller:
         self.flush()
 
     def flush(self) -> None:
-        """Send the queued answers."""
         with contextlib.suppress(BlockingIOError):
             while self._unsaid:
                 data, slot = self._unsaid[0]
@@ -143,7 +139,7 @@ class Caller:
                     self.sock.send(data)
                 except BlockingIOError:
                     raise
-                except OSError:  # it is gone, and is not to be told
+                except OSError:  # it is gone
                     self._unsaid.clear()
                     self.ended = True
                     return
@@ -152,7 +148,7 @@ class Caller:
                     self.consumer.busy.discard(slot)
 
     def close(self) -> None:
-        """End the connection; what it registered ends with it, the producer by its owner."""
+        """Close the connection and its consumer; the owner ends a producer."""
         self.sock.close()
         if self.consumer is not None:
             self.consumer.close()
@@ -193,7 +189,6 @@ class InTurn(Generic[Who, What]):
         return who, what
 
     def drop(self, who: Who) -> None:
-        """Drop all requests of a consumer that is gone."""
         self.waiting -= len(self._waiting.pop(who, ()))
 
 
@@ -202,9 +197,9 @@ logger = logging.getLogger(__name__)
 MAX_CALLERS = 256
 GREETING_SECONDS = 2.0
 MAX_RUNNING = 4
-"""Copies of one consumer under way at once; those of the host are over as they begin."""
+"""Copies of one consumer under way at once; those of the host end at once."""
 _LOOK_SECONDS = 1e-4
-"""Between two looks at GPUs' copies."""
+"""Pause between two polls of GPUs' copies."""
 _COUNTED = (
     *("copies", "bytes", "garbage", "strangers", "turned away", "rejected"),
     *(f"refused: {fault.name.lower()}" for fault in Fault),
@@ -212,7 +207,7 @@ _COUNTED = (
 
 
 class NodeAgent:
-    """Listens on construction; ``run`` serves until ``stop``."""
+    """Node agent: listens on construction; ``run`` serves until ``stop``."""
 
     def __init__(self, folder: Path, group: int | None = None) -> None:
         """``group`` may call, in addition to this process's user. Raises TransportError."""
@@ -230,12 +225,12 @@ class NodeAgent:
         self._selector.register(self._stop_reader, selectors.EVENT_READ)
 
     def stop(self) -> None:
-        """End ``run``; from any thread or a signal's handler."""
+        """End ``run``. Callable from any thread and signal handlers."""
         with contextlib.suppress(OSError):
             self._stop_writer.send(b"\0")
 
     def status(self) -> dict[str, int]:
-        """Return the counters and what is held now. Any thread may call this."""
+        """Return the counters and current totals. Callable from any thread."""
         callers = list(self._callers.values())
         return dict(self.counts) | {
             "producers": sum(each.producer is not None for each in callers),
@@ -245,7 +240,6 @@ class NodeAgent:
         }
 
     def run(self) -> None:
-        """Serve until ``stop``."""
         nap_precisely()
         try:
             while self._turn():
@@ -286,7 +280,7 @@ class NodeAgent:
         return True
 
     def _pause(self) -> None:
-        """Sleep while copies run, until something comes or one is to be asked after."""
+        """Sleep while copies run, until a message comes or a poll is due."""
         if not self._running or self._in_turn:
             return
         moments = [copy.mark.due for _, copy in self._running]
@@ -303,7 +297,7 @@ class NodeAgent:
         return None if all(each.is_registered for each in self._callers.values()) else 0.2
 
     def _watch(self, caller: Caller) -> None:
-        # Who does not hear is not heard: what is to be said to it has a bound.
+        # A caller that does not read answers is not read, so that its queue is bounded.
         wanted = selectors.EVENT_WRITE if caller.has_unsaid else selectors.EVENT_READ
         if self._selector.get_key(caller.sock).events != wanted:
             self._selector.modify(caller.sock, wanted)
@@ -313,7 +307,7 @@ class NodeAgent:
             sock, _ = self._listener.accept()
         except OSError as error:
             logger.warning("a call could not be taken: %s", error)
-            time.sleep(0.05)  # out of descriptors: do not spin at the door
+            time.sleep(0.05)  # out of descriptors: no busy loop
             return
         caller = Caller(sock)
         full = len(self._callers) >= MAX_CALLERS
@@ -338,7 +332,7 @@ class NodeAgent:
             caller.ended = True
 
     def _take(self, caller: Caller, message: ToAgent, files: list[int]) -> None:
-        """Raises Garbage for what does not follow."""
+        """Handle a message. Raises Garbage for one out of order."""
         if isinstance(message, Status):
             caller.say(Counts(self.status()))
             return
@@ -407,7 +401,7 @@ class NodeAgent:
             if copy.failed:
                 if not caller.ended:
                     self._refuse(caller, request, Fault.FAILED, request.slot)
-                    caller.ended = True  # nothing more is copied by a GPU that has failed
+                    caller.ended = True  # a failed GPU copies nothing more
                 copy.end()
                 continue
             self.counts["copies"] += 1
@@ -443,7 +437,7 @@ def _listen(path: Path, group: int | None) -> socket.socket:
                 probe.connect(str(path))
                 if user_of(probe) == os.geteuid():
                     raise TransportError(f"another agent serves {path}")
-                path.unlink()  # somebody who would be one; in one's own folder one may
+                path.unlink()  # another user's file; allowed in one's own folder
             except (ConnectionRefusedError, FileNotFoundError):
                 path.unlink(missing_ok=True)
         listener.bind(str(path))

@@ -1,8 +1,8 @@
-"""The consumer: a worker that takes KV from prefill workers and goes on with it.
+"""Consumer: a worker that takes KV from prefill workers.
 
 Contract: each opened key ends in exactly one of ``Loaded``, ``FirstTokenEnded``, ``LoadFailed``,
-``Cancelled``. Until then the engine neither reads nor frees the blocks given to ``begin_load``;
-where the event says ``blocks_free=False`` it waits for ``BlocksFree``.
+``Cancelled``. Until then the engine neither reads nor frees the blocks of ``begin_load``; with
+``blocks_free=False`` it waits for ``BlocksFree``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tandem.protocol.messages import PeerHealth
 
 
 class HandoffConsumer:
-    """All methods are for the engine's thread and return at once."""
+    """Consumer; all methods are for the engine's thread and return at once."""
 
     def __init__(
         self,
@@ -88,7 +88,6 @@ class HandoffConsumer:
         """Keys that have ended and whose blocks are not free."""
 
     def start(self) -> None:
-        """Start both threads."""
         self._mover.start()
         self._channel.start()
 
@@ -97,19 +96,19 @@ class HandoffConsumer:
         self._channel.stop()
         self._mover.stop()
 
-    # Peers
+    # Peers.
 
     def set_peers(self, controls: Mapping[str, Incarnation] | Iterable[str]) -> None:
-        """Keep links to these control sockets (``host:port``), and to no others. A mapping names
-        their incarnations: other peers that are down are forgotten."""
+        """Keep links to these control sockets (``host:port``) only. A mapping names their
+        incarnations; other peers that are down are forgotten."""
         if isinstance(controls, Mapping):
             self._wanted = frozenset(controls.values())
             self._mover.book.keep(self._wanted)
         self._channel.post(SetPeers(() if self.ended() else tuple(controls)))
 
     def peer_up(self, producer: Incarnation) -> bool:
-        """Return whether a hand-off from this prefill worker may start: linked, same
-        fingerprint, the probe passed, not quarantined; and both threads run."""
+        """Return whether a hand-off from this worker may start: linked, probed, not quarantined,
+        threads running."""
         return self.ended() is None and self._mover.book.is_up(producer)
 
     def why_down(self, producer: Incarnation) -> str:
@@ -123,7 +122,7 @@ class HandoffConsumer:
             return known
         return tuple(structs.replace(each, up=False, reason=ended) for each in known)
 
-    # One hand-off
+    # One hand-off.
 
     def open(
         self,
@@ -133,8 +132,8 @@ class HandoffConsumer:
         budget_ms: int | None,
         hashes: Sequence[BlockHash] = (),
     ) -> None:
-        """Ask ``producer`` for the key; without a link the key fails by an event. ``hashes``: not
-        for what it computes under the key, but for what it has cached of these leading blocks."""
+        """Open the key at ``producer``; without a link it fails by an event. ``hashes`` request
+        cached leading blocks instead of computed ones."""
         self._open[key] = producer
         opened = d_events.Opened(key, producer, budget_ms, link_up=True, hashes=tuple(hashes))
         self._mover.inbox.put(opened)
@@ -145,7 +144,7 @@ class HandoffConsumer:
         return self._wants_hashes
 
     def hashed_as(self, key: RequestKey) -> Fingerprint:
-        """Return the fingerprint, with the block size of the key's producer, for block hashes."""
+        """Return the fingerprint, with the producer's block size, for the key's block hashes."""
         own, peer = self._fingerprint, self._open.get(key)
         size = self._mover.ends.block_size(peer) if peer else None
         if size is None or size == own.layout.block_size:
@@ -160,11 +159,10 @@ class HandoffConsumer:
         to_token: int,
         hashes: Sequence[BlockHash] = (),
     ) -> None:
-        """Bring tokens [from_token, to_token) into ``block_ids`` after ``Ready``. ``block_ids``
-        is the whole table with local hits first. ``from_token`` is a multiple of the block size,
-        or equal to ``to_token`` (a full hit: only token 1 is needed). ``to_token`` is that of
-        ``Ready``. ``hashes``, if any, are those of all full blocks up to there, made with
-        ``hashed_as``."""
+        """Load tokens [from_token, to_token) into ``block_ids`` (the whole table, local hits first)
+        after ``Ready``, which names ``to_token``. ``from_token`` is a multiple of the block size,
+        or ``to_token`` if only token 1 is missing. ``hashes``, made with ``hashed_as``, are of all
+        full blocks."""
         self._mover.inbox.put(Reserved(key, tuple(block_ids), from_token, to_token, tuple(hashes)))
 
     def cancel(self, key: RequestKey) -> None:
@@ -172,8 +170,8 @@ class HandoffConsumer:
         self._mover.inbox.put(d_events.Cancel(key))
 
     def poll(self) -> list[ConsumerEvent]:
-        """Return the events since the last call; once a step."""
-        ended = not self._mover.alive  # asked first: it may end, and say how a key ended, meanwhile
+        """Return the events since the last call; call it once a step."""
+        ended = not self._mover.alive  # first: the thread may still report endings
         polled = self._mover.events()
         for event in polled:
             self._account(event)
@@ -190,8 +188,8 @@ class HandoffConsumer:
                 self._writing.add(event.key)
 
     def _endings(self) -> list[ConsumerEvent]:
-        """End every key after the transfer thread has ended. Blocks are free, except those that
-        a device may still write, which stay until the process ends."""
+        """End every key after the transfer thread has ended. Blocks that a device may still write
+        are never free."""
         why, left = self._mover.problem or "", self._mover.written
         endings: list[ConsumerEvent] = [BlocksFree(key) for key in self._writing - left]
         endings += [
@@ -202,7 +200,7 @@ class HandoffConsumer:
         self._open.clear()
         return endings
 
-    # State
+    # State.
 
     def has_pending(self) -> bool:
         """Return whether a key is open, or blocks are still written."""
@@ -217,8 +215,8 @@ class HandoffConsumer:
         return self._board.transfers
 
     def expected(self) -> float:
-        """Return when the first copy is likely to end, by ``time.monotonic``; inf if none is
-        foretold. The engine is woken when that becomes known."""
+        """Return the predicted end of the first copy, by ``time.monotonic``; inf if unknown. The
+        engine is woken once it is known."""
         return self._mover.reads.expected
 
     def keeps_awake(self) -> str | None:
@@ -226,8 +224,8 @@ class HandoffConsumer:
         return None
 
     def sleep(self) -> int:
-        """Release the memory of incoming KV while the engine sleeps without requests; return its
-        bytes. A link's probe allocates it again for a moment."""
+        """Release the memory of incoming KV while the engine sleeps; return its bytes. A link's
+        probe allocates it again for a moment."""
         freed = self._mover.resting_bytes
         self._mover.inbox.put(SleepState(asleep=True))
         return freed
@@ -241,11 +239,11 @@ class HandoffConsumer:
         self._board.note_engine(has_work)
 
     def ended(self) -> str | None:
-        """Return why no hand-off will ever work here again, or None: a thread has ended."""
+        """Return why no hand-off will ever work here again, or None."""
         return self._mover.ending or self._channel.problem
 
     def problem(self) -> str | None:
-        """Return why this worker must not be given hand-offs any more, or None."""
+        """Return why this worker must get no hand-offs, or None."""
         gone = self.ended()
         if gone is not None:
             return gone
@@ -254,10 +252,10 @@ class HandoffConsumer:
             return f"{ring.quarantined} of {len(ring)} receive slots wait for reads that hang"
         patience, quota = 2 * self._mover.config.kv_transfer_seconds, ring.per_peer
         if hanging := self._mover.reads.old_copies(patience):
-            # Whatever links do: all go by the one device, and each keeps the blocks of its request.
+            # All links use the one device, and each copy keeps its request's blocks.
             return f"{hanging} copies into blocks hang"
         if any(each.up for each in self._mover.book.snapshot()):
-            return None  # hand-offs go on, and routers hear of the link that is down
+            return None  # hand-offs go on, and routers know the link that is down
         stuck = self._wanted & self._mover.reads.stuck(patience, quota)
         if not stuck:
             return None

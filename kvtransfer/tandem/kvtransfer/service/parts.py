@@ -36,15 +36,12 @@ def make_transports(
     on_gpu: bool = False,
     on_garbage: Callable[[], None] = lambda: None,
 ) -> dict[str, Transport]:
-    """Return the transports of ``kv_connector`` by name, in order of preference.
+    """Return the transports of ``kv_connector`` by name, in order of preference; the ends of a link
+    use the first that both have.
 
-    ``auto`` is nixl and then tcp, so that ends of which only one can load nixl still meet;
-    without nixl a warning is logged. A connector asked for by name that cannot load raises
-    TransportError. With ``kv_node_folder``, ``auto`` first tries cuda_p2p or shm for each link,
-    then the node's agent, then nixl or tcp; ``kv_node_copy`` may leave one of the first two out.
-    A link whose other end lacks a way uses the next. There cuda_p2p and shm by name are the
-    first two ways, and a link that has neither is down. With ``on_gpu``, the KV cache is in a GPU's
-    memory: nixl reaches slots there. tcp needs them on the host, and is used only if nixl cannot
+    ``auto`` is nixl, then tcp. With ``kv_node_folder`` it begins with cuda_p2p or shm and the
+    node's agent; ``kv_node_copy`` may exclude one. Raises TransportError if a connector named
+    explicitly cannot load. ``on_gpu``: tcp needs slots on the host, and is used only if nixl cannot
     load.
     """
 
@@ -62,8 +59,8 @@ def make_transports(
 
 
 def _of_this_node(config: KVTransferConfig, name: str) -> Iterator[str]:
-    """Yield the ways to copy between workers that meet in a named folder, best first; ``name``
-    is the way without the agent. Empty without a folder, or for other connectors."""
+    """Yield the transports between workers that meet in a folder, best first; ``name`` is the one
+    without the agent. Empty without a folder, or for other connectors."""
     if config.kv_node_folder is None or name not in ("cuda_p2p", "shm"):
         return
     if config.kv_wire_dtype != WireDtype.AUTO:
@@ -77,7 +74,7 @@ def _of_this_node(config: KVTransferConfig, name: str) -> Iterator[str]:
 
 
 class _Maker(NamedTuple):
-    """Makes a transport by its name."""
+    """Maker of a transport by its name."""
 
     config: KVTransferConfig
     incarnation: Incarnation
@@ -86,7 +83,7 @@ class _Maker(NamedTuple):
     on_garbage: Callable[[], None]
 
     def __call__(self, name: str) -> Transport:
-        """Raises TransportError if it cannot load."""
+        """Raise TransportError if it cannot load."""
         if name == "nixl":
             loopback = is_loopback(self.config.kv_control_host)
             return NixlTransport(self.incarnation, self.role, on_gpu=self.on_gpu, loopback=loopback)
@@ -120,8 +117,7 @@ class _Maker(NamedTuple):
 
 def as_bytes(kv_cache: Tensor, num_blocks: int, layout: KVLayout) -> Tensor:
     """Return the KV cache as uint8 [num_blocks, block_bytes], sharing its memory. Raises
-    InvalidParameter when it is not dense or not of that size.
-    """
+    InvalidParameter if it is not dense or of another size."""
     flat = kv_cache.view(-1).view(torch.uint8) if kv_cache.is_contiguous() else None
     wanted = num_blocks * layout.block_bytes
     if flat is None or flat.numel() != wanted:
@@ -145,8 +141,8 @@ def make_parts(
     notify: Callable[[], None],
     transports: dict[str, Transport] | None,
 ) -> MoverParts:
-    """Choose the transports and put everything together. Raises TransportError, and
-    InvalidParameter for what the KV cannot travel as."""
+    """Choose the transports and make the shared parts. Raises TransportError, InvalidParameter for
+    settings that do not fit the KV cache."""
     held = {each.dtype for each in layout.groups if DTYPE_BYTES[each.dtype] < 2}
     if held and config.kv_wire_dtype != "auto":
         allowed = f"auto: KV is held in {', '.join(sorted(held))}"
@@ -175,8 +171,7 @@ def make_parts(
 
 
 def tell_transports(parts: MoverParts, role: str, wanted: str) -> None:
-    """Report by which ways KV moves, once it is known which of them can be served; ``wanted`` is
-    the best that could load."""
+    """Log the usable transports; ``wanted`` is the best that could load."""
     preferred = next(iter(parts.transports))
     stands_in = parts.config.kv_connector == "auto" and preferred == "tcp"  # for nixl
     fallback = str(int(stands_in or preferred != wanted))

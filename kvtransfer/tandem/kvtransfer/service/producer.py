@@ -1,8 +1,8 @@
-"""The producer: a worker that computes KV and hands it over.
+"""Producer: a worker that computes KV and hands it over.
 
 Contract: after ``admit`` returned None, exactly one ``finished``, then exactly one ``Released``
-from ``poll``. Blocks of an admitted key are never freed, moved or written (beyond computing the
-prompt) by the engine before that.
+from ``poll``. Until then the engine does not free, move or write the key's blocks, beyond computing
+the prompt.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tandem.protocol.messages import PeerHealth
 
 
 class Quota:
-    """Counts by key; touched by the engine's thread alone."""
+    """Blocks by key, for the engine's thread."""
 
     def __init__(self, num_blocks: int, share: float, backlog: float) -> None:
         self.limit = max(1, int(num_blocks * share))
@@ -40,7 +40,7 @@ class Quota:
         self._admitted: dict[RequestKey, int] = {}
         self._started: set[RequestKey] = set()
         self._short = False
-        """True if a hand-off had to wait in this round: later ones must not go before it."""
+        """Whether a hand-off had to wait in this round: later ones must not go before it."""
         self._waiting: set[RequestKey] = set()
         """Keys that had to wait, and have not begun since."""
         self.num_admitted = 0
@@ -76,8 +76,8 @@ class Quota:
         return bool(self._waiting)
 
     def may_start(self, key: RequestKey) -> bool:
-        """Return whether the key's blocks fit under the limit, and reserve them if so. After the
-        first False of a round all others wait, so that small ones do not starve a large one."""
+        """Return whether the key's blocks fit under the limit, and reserve them. After the first
+        False of a round all others wait, so that a large one does not starve."""
         if key in self._started or key not in self._admitted:
             return True
         if self._short or self.num_started + self._admitted[key] > self.limit:
@@ -95,7 +95,7 @@ class Quota:
             self.num_started += self._admitted[key]
 
     def release(self, key: RequestKey) -> None:
-        """Drop the key's blocks from the counts."""
+        """Remove the key's blocks from the counts."""
         num_blocks = self._admitted.pop(key, 0)
         self.num_admitted -= num_blocks
         if key in self._started:
@@ -110,7 +110,7 @@ MAX_PAST = 4096
 
 
 class HandoffProducer:
-    """All methods are for the engine's thread and return at once."""
+    """Producer; all methods are for the engine's thread and return at once."""
 
     def __init__(
         self,
@@ -127,8 +127,8 @@ class HandoffProducer:
         guard: CurveGuard | None = None,
     ) -> None:
         """``kv_cache``: dense memory of ``num_blocks`` blocks, any dtype. ``notify`` is called on
-        another thread whenever ``poll`` has something; ``guard`` keeps strangers out.
-        Raises TransportError, AddressInUse."""
+        another thread whenever ``poll`` has something; ``guard`` refuses unknown keys. Raises
+        TransportError, AddressInUse."""
         parts = make_parts(
             config,
             "producer",
@@ -143,11 +143,11 @@ class HandoffProducer:
         )
         self._board, self._metrics = parts.board, parts.metrics
         wanted = next(iter(parts.transports))
-        self._mover = ProducerMover(parts)  # which leaves out what cannot be served
+        self._mover = ProducerMover(parts)  # removes transports that cannot be served
         tell_transports(parts, "producer", wanted)
         self._wants_hashes = bool(parts.direct)
         self._only_copies = len(parts.direct) == len(parts.transports)
-        """True if peers copy blocks over every possible link."""
+        """Whether peers copy blocks over every possible link."""
         found = parts.direct.items()
         self._mapped = [name for name, each in found if each.traits.maps_memory]
         """Transports by which peers map the KV cache."""
@@ -178,7 +178,6 @@ class HandoffProducer:
         return min(self._quota.limit, MAX_BLOCKS) if self._only_copies else self._quota.limit
 
     def start(self) -> None:
-        """Start both threads."""
         self._mover.start()
         self._channel.start()
 
@@ -187,7 +186,7 @@ class HandoffProducer:
         self._channel.stop()
         self._mover.stop()
 
-    # One hand-off
+    # One hand-off.
 
     def admit(
         self,
@@ -198,10 +197,9 @@ class HandoffProducer:
         consumer: Incarnation,
         budget_ms: int | None,
     ) -> Refusal | None:
-        """Promise the KV of the request's first ``num_tokens`` to ``consumer``, or return why
-        not.
+        """Promise the KV of the request's first ``num_tokens`` to ``consumer``, or return why not.
 
-        A refusal holds nothing; a consumer that asks for the key is sent GONE.
+        A consumer that requests a refused key gets GONE.
         """
         refusal = (
             self._why_not(key, consumer)
@@ -216,7 +214,7 @@ class HandoffProducer:
         return None
 
     def refuse(self, key: RequestKey) -> None:
-        """Refuse a key that a peer asked for (``Wanted``)."""
+        """Refuse a key that a peer requested (``Wanted``)."""
         self._mover.inbox.put(p_events.Refuse(key))
 
     def _why_not(self, key: RequestKey, consumer: Incarnation) -> Refusal | None:
@@ -239,8 +237,8 @@ class HandoffProducer:
         return Refusal(code=RefusalCode.NEVER_FITS, message=message)
 
     def may_start(self, key: RequestKey) -> bool:
-        """Return whether the lease quota has room for the key's blocks now; call it each step
-        before the key gets blocks. Without a call, ``computed`` counts them over the quota."""
+        """Return whether the lease quota has room for the key's blocks; call it each step before
+        the key gets blocks. Without a call, ``computed`` counts them over the quota."""
         return self._quota.may_start(key)
 
     @property
@@ -261,12 +259,12 @@ class HandoffProducer:
         hashes: Sequence[BlockHash] = (),
     ) -> None:
         """Report that ``block_ids`` hold tokens [0, upto) once ``fence`` is done. ``hashes``, if
-        any, are those of all full blocks up to there."""
+        any, are of all full blocks."""
         self._quota.start(key)
         self._mover.inbox.put(Computed(key, tuple(block_ids), upto, fence, tuple(hashes)))
 
     def final(self, key: RequestKey, first: Sequence[FirstToken], finish: str | None) -> None:
-        """Report token 1 of each choice; ``finish`` if it ended the request, all choices."""
+        """Report token 1 of each choice; ``finish`` if it ended all choices."""
         self._mover.inbox.put(p_events.First(key, tuple(first), finish))
 
     def cancel(self, key: RequestKey) -> None:
@@ -276,15 +274,14 @@ class HandoffProducer:
         self._mover.inbox.put(p_events.Cancel(key))
 
     def finished(self, key: RequestKey) -> None:
-        """Report the end of the request in the engine; ``Released`` gives the blocks back.
-        Without ``final`` before it, the export ends.
-        """
+        """Report the end of the request in the engine; ``Released`` returns the blocks. Without
+        ``final`` before it, the export ends."""
         if key in self._quota:
             self._finished.add(key)
             self._mover.inbox.put(p_events.Finished(key, cancelled=False))
 
     def poll(self) -> list[ProducerEvent]:
-        """Return the events since the last call; once a step, before ``may_start``."""
+        """Return the events since the last call; call it once a step, before ``may_start``."""
         self._quota.new_round()
         polled = self._mover.events()
         if not self._mover.alive:
@@ -301,7 +298,7 @@ class HandoffProducer:
         self._metrics.leased_blocks.set(self._quota.num_started)
         return happened
 
-    # State
+    # State.
 
     @property
     def is_short(self) -> bool:
@@ -317,7 +314,7 @@ class HandoffProducer:
         return self._quota.num_started
 
     def set_peers(self, controls: Mapping[str, Incarnation]) -> None:
-        """Decode workers connect by themselves."""
+        """Do nothing: decode workers connect by themselves."""
 
     def peer_health(self) -> tuple[PeerHealth, ...]:
         """Return none: the decode workers judge links."""
@@ -336,26 +333,26 @@ class HandoffProducer:
         return math.inf
 
     def keeps_awake(self) -> str | None:
-        """Return why the KV cache's memory cannot be released, or None. Decode workers map it from
-        their first hand-off on, and would go on reading memory that is no longer the KV cache."""
+        """Return why the KV cache's memory cannot be released, or None: decode workers map it from
+        their first hand-off on."""
         if not self._mapped:
             return None
         names = " and ".join(self._mapped)
         return f"decode workers may have its KV memory mapped, by {names}: sleep needs tcp or nixl"
 
     def sleep(self) -> int:
-        """Release nothing: send slots stay in place, as transports know their addresses."""
+        """Return 0: send slots stay, as transports know their addresses."""
         return 0
 
     def wake_up(self) -> None:
-        """Do nothing: ``sleep`` released nothing."""
+        """Do nothing."""
 
     def note_progress(self, engine_step: int, has_work: bool) -> None:
         """Record a step of the engine's loop for the beats."""
         self._board.note_engine(has_work)
 
     def ended(self) -> str | None:
-        """Return why no hand-off will ever work here again, or None: a thread has ended."""
+        """Return why no hand-off will ever work here again, or None."""
         return self._mover.ending or self._channel.problem
 
     def problem(self) -> str | None:

@@ -1,8 +1,7 @@
-"""Protocol of transports, which bring extents for the transfer thread.
+"""Interface of transports, which read extents for the transfer thread.
 
-An extent is written to a receive slot, with a header before it and a digest in that, or directly
-to blocks of the KV cache, whose tags are compared afterwards. A transport's traits name which of
-the two.
+An extent is written to a receive slot, with header and digest, or to blocks of the KV cache, whose
+tags are compared afterwards.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Ticket = NewType("Ticket", int)
 
 
 class Region(Enum):
-    """Memory of a worker in which an extent may lie."""
+    """Memory of a worker that has an extent."""
 
     SLOTS = "slots"
     """Send slots of P, receive slots of D."""
@@ -30,14 +29,14 @@ class Region(Enum):
 
 
 class Check(Enum):
-    """Proof that the bytes of an extent are those D asked for."""
+    """Proof that the bytes of an extent are those that D requested."""
 
     HEADER = "header"
-    """A header and a digest, at the start of the extent itself."""
+    """Header and digest at the start of the extent."""
     TAG = "tag"
-    """The tag of the block that the extent was, read when all its bytes had landed."""
+    """Tag of the extent's block, read after all its bytes."""
     PART = "part"
-    """The tag of the block that contains the extent, read with the block's last part."""
+    """Tag of the block that contains the extent, read after its last part."""
     PATTERN = "pattern"
     """The bytes are known before: the probe of a link."""
 
@@ -51,7 +50,7 @@ class Place(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """Bytes that lie together at both ends."""
+    """Bytes that are contiguous at both ends."""
 
     local: Place
     """Place at D, to which it is written."""
@@ -62,8 +61,7 @@ class Extent(NamedTuple):
 
 
 class BlockExtents(Sequence[Extent]):
-    """P's blocks, each for one of D's: extents that transports of blocks may take as two lists of
-    numbers, of which there are hundreds at once."""
+    """P's blocks, each for one of D's, as two lists of numbers instead of hundreds of extents."""
 
     def __init__(
         self, block_ids: Sequence[int], remote_blocks: Sequence[int], block_bytes: int
@@ -101,7 +99,7 @@ class Progress(Enum):
     FAILED = "failed"
     """Terminal: no byte of it lands any more."""
     UNKNOWN = "unknown"
-    """Not terminal and not to be trusted: only quarantine is safe. Returned once a read."""
+    """Not terminal: only quarantine is safe. Returned once a read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,24 +108,23 @@ class Traits:
 
     name: str
     needs_advance: bool
-    """P's transfer thread must call ``advance`` for D's reads to move, wanted ones or not."""
+    """Whether P's transfer thread must call ``advance`` for D's reads to progress."""
     moves_gpu_memory: bool = False
-    """Slots may lie in a GPU's memory at both ends."""
+    """Whether slots may be in a GPU's memory at both ends."""
     lands_in: Region = Region.SLOTS
-    """Region to which KV is written; blocks are written directly, without slots and packing."""
+    """Region to which KV is written; blocks need no slots and packing."""
     fenced: bool = False
-    """The owner of the destination runs the copies and sees the end of each, wanted or not. No
-    byte of a read is written after ``poll`` has returned a terminal state, and every read
-    reaches one."""
+    """Whether the destination's owner runs the copies: every read ends, and no byte is written
+    after ``poll`` has returned a terminal state."""
     max_extents: int = 1
-    """Extents of one read, at most."""
+    """Most extents of one read."""
     max_pieces: int = 1
-    """Extents that one block may be cut into, where the ends' blocks differ in size; 1: none is
-    cut, and what has such ends goes another way."""
+    """Most extents of one block if the ends' blocks differ in size; 1: such ends use another
+    transport."""
     maps_memory: bool = False
-    """Peers map this worker's memory: KV cache and slots are such that other processes can."""
+    """Whether peers map this worker's memory, KV cache and slots."""
     by_agent: bool = False
-    """The node's agent makes the copies. It may restart, or start later than the workers."""
+    """Whether the node's agent makes the copies; it may restart, or start after the workers."""
 
     def __post_init__(self) -> None:
         if self.lands_in is Region.BLOCKS and not self.fenced:
@@ -135,16 +132,13 @@ class Traits:
 
 
 class Transport(Protocol):
-    """Called by the transfer thread alone; nothing here blocks for long."""
+    """Transport, for the transfer thread; nothing here blocks for long."""
 
     traits: Traits
 
     def serve(self, memory: SlotMemory, blocks: Blocks | None = None) -> bytes:
         """P: let peers read these slots and, if ``lands_in`` is blocks, these blocks. Return the
-        card that they need for it.
-
-        Raises TransportError.
-        """
+        card for it. Raises TransportError."""
         ...
 
     def receive(self, memory: SlotMemory, blocks: Blocks | None = None) -> None:
@@ -156,8 +150,8 @@ class Transport(Protocol):
         ...
 
     def read(self, peer: Incarnation, extents: Sequence[Extent]) -> Ticket:
-        """D: start to bring extents of a peer, ``max_extents`` at most. A fault (an extent out of
-        the peer's regions, too) shows in ``poll``; the read is done when all of them are."""
+        """D: begin to read at most ``max_extents`` extents of a peer. ``poll`` reports faults, also
+        invalid extents; the read is done when all of them are."""
         ...
 
     def poll(self, ticket: Ticket) -> Progress:
@@ -165,13 +159,13 @@ class Transport(Protocol):
         ...
 
     def tags_of(self, ticket: Ticket) -> bytes:
-        """Return the tags of the whole blocks of a read, 16 bytes each, in the order of its
-        extents. Each is read after the block's last byte, and cleared if it changed since before
-        the first. Call it once, after ``poll`` returned DONE. Slots have none."""
+        """Return the tags of a read's whole blocks, 16 bytes each, in order. Each is read after the
+        block's last byte, and cleared if it changed since before the first. Call once, after
+        DONE."""
         ...
 
     def advance(self) -> None:
-        """Move what moves only while this process runs the transport."""
+        """Progress what moves only while this process runs the transport."""
         ...
 
     def filenos(self) -> list[int]:
@@ -183,14 +177,14 @@ class Transport(Protocol):
         ...
 
     def stop(self) -> None:
-        """Let go of everything; the memory is the owner's again: no byte lands after it, but those
-        of copies that ``Timed.moments`` names still, which a device does not end in time."""
+        """Release everything. No byte lands after it, except those of copies in ``Timed.moments``,
+        which a device has not ended in time."""
         ...
 
 
 @runtime_checkable
 class Sleepable(Protocol):
-    """A transport with memory of its own that only reads need, and that can go without it."""
+    """Transport with memory for reads that it can release."""
 
     @property
     def held_bytes(self) -> int:
@@ -198,8 +192,8 @@ class Sleepable(Protocol):
         ...
 
     def rest(self) -> bool:
-        """Release it unless a read is under way; the next read allocates it again. Return
-        whether it is released."""
+        """Release it unless a read is under way, and return whether it is released. The next read
+        allocates it again."""
         ...
 
     def look(self) -> None:
@@ -209,7 +203,7 @@ class Sleepable(Protocol):
 
 @runtime_checkable
 class Meeting(Protocol):
-    """A transport whose peers meet in a place of the machine that may have to be made first."""
+    """Transport whose peers meet in a folder that may not exist yet."""
 
     @property
     def unmet(self) -> str | None:
@@ -219,7 +213,7 @@ class Meeting(Protocol):
 
 @runtime_checkable
 class Timed(Protocol):
-    """A transport that knows when copies of its own are likely to be through."""
+    """Transport that predicts the end of its copies."""
 
     def moments(self) -> Sequence[float]:
         """Return when copies are likely to end, by ``time.perf_counter``; inf if unknown."""

@@ -1,11 +1,9 @@
 """KV over NIXL (UCX backend) between host memories or those of GPUs, a READ for all its extents.
 
-Measured with 1.5.1: without its progress thread (which spins on a core) a READ moves only while
-both processes call into it. So D's transfer thread calls it while it has reads, and P's always,
-with naps that are short while parts are out: P is not notified of the end of a read that D gave
-up. Releasing a handle is no fence: bytes of a released READ still arrive. So a handle is held
-and polled until DONE or an error that means that the peer is gone. Without a progress thread and
-with these UCX settings a READ between nodes moved 2.9 GB/s; with the defaults it moved 0.54.
+Without its progress thread, which occupies a core, a READ of 1.5.1 progresses only while both
+processes call the library. So D's transfer thread calls it during reads, and P's always, as P does
+not see the end of an abandoned read. Releasing a handle is no fence, so it is polled until DONE or
+the peer's end.
 """
 
 from __future__ import annotations
@@ -37,14 +35,13 @@ UCX_SETTINGS = {
     "UCX_TCP_SNDBUF": "4m",
     "UCX_TCP_RCVBUF": "4m",
 }
-"""Set before UCX is loaded, unless the environment has them: for slots in host memory. Between
-GPUs UCX chooses by itself among NVLink, InfiniBand and the host."""
+"""Environment of UCX, unless set, for slots in host memory; between GPUs UCX chooses by itself."""
 
 PRODUCER = "producer"
 """Role in the name of an agent whose slots are read."""
 MISSING = "install tandem-serving[nixl]"
 LOOPBACK_SETTINGS = {"UCX_NET_DEVICES": "lo"}
-"""Added if peers are on this machine only: by itself UCX listens on every network."""
+"""Added if peers are on this machine only: by default UCX listens on every network."""
 
 
 class NixlCard(msgspec.Struct, frozen=True, array_like=True):
@@ -55,13 +52,14 @@ class NixlCard(msgspec.Struct, frozen=True, array_like=True):
     slot_bytes: Annotated[int, Meta(ge=1)]
     count: Annotated[int, Meta(ge=1)]
     gpu: Annotated[int, Meta(ge=0)] | None = None
-    """P's number of the GPU that holds them; None is the host."""
+    """P's number of the slots' GPU; None is the host."""
     digest: bytes = b""
-    """Digest of the metadata. The library (1.5.1) refuses for good what it has refused once,
-    also the right metadata of the same agent."""
+    """Digest of the metadata. The library (1.5.1) refuses for good what it has refused once."""
 
 
-_cards = msgspec.msgpack.Decoder(NixlCard)  # built once: threads must not do it side by side
+_cards = msgspec.msgpack.Decoder(
+    NixlCard
+)  # made once, as threads must not make it at the same time
 
 
 def digest_of(metadata: bytes) -> bytes:
@@ -74,24 +72,24 @@ def _agent_name(incarnation: Incarnation, role: str) -> str:
 
 
 def _header_of(agent: str) -> bytes:
-    """Return the start of an agent's metadata in the library (nixlSerDes of 1.5.1). Under
-    another agent's name a peer could have that agent's metadata refused for good."""
+    """Return the start of an agent's metadata (nixlSerDes of 1.5.1). With another agent's name, a
+    peer could have that agent's metadata refused for good."""
     return b"nixlSerDes|Agent" + struct.pack("<Q", len(agent)) + agent.encode()
 
 
 class _Remote:
-    """A producer's agent as the library knows it, over all links to that producer."""
+    """A producer's agent in the library, for all links to that producer."""
 
     def __init__(self, agent: str) -> None:
         self.agent = agent
         self.pending = 0
-        """Reads that are not terminal: to remove the agent would make their handles invalid."""
+        """Reads that are not terminal, which need the agent."""
         self.card: NixlCard | None = None
         """None if no link is up."""
 
 
 class NixlTransport:
-    """Both ends; one agent a service."""
+    """Transport of both ends; one agent a service."""
 
     traits = Traits(name="nixl", needs_advance=True, moves_gpu_memory=True, max_extents=64)
 
@@ -104,7 +102,7 @@ class NixlTransport:
         try:
             config = api.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
             self._agent: Any = api.nixl_agent(_agent_name(incarnation, role), config)
-        except Exception as error:  # the bindings raise their own, without a common root
+        except Exception as error:  # the bindings' errors have no common base
             raise TransportError(f"nixl: no agent: {error}") from error
         self._registered: Any = None
         self._memory: SlotMemory | None = None
@@ -116,7 +114,7 @@ class NixlTransport:
         self._doubted: set[Ticket] = set()
 
     def serve(self, memory: SlotMemory, blocks: Blocks | None = None) -> bytes:
-        """Register the slots and describe them."""
+        """Register the slots and return the card."""
         self._register(memory)
         metadata: bytes = self._agent.get_agent_metadata()
         return msgspec.msgpack.encode(
@@ -197,8 +195,8 @@ class NixlTransport:
         return ticket
 
     def poll(self, ticket: Ticket) -> Progress:
-        """Poll the library. An error with a live peer is not known to be terminal: UNKNOWN is
-        returned once, and the read may still end."""
+        """Poll the library. An error with a live peer may not be terminal: UNKNOWN is returned
+        once, and the read may still end."""
         if ticket in self._ended:
             return self._ended.pop(ticket)
         handle, remote = self._reads[ticket]
@@ -227,7 +225,7 @@ class NixlTransport:
         return b""
 
     def advance(self) -> None:
-        """Run UCX: the peers' reads of our slots move only here."""
+        """Run UCX: the peers' reads of our slots progress only here."""
         self._agent.get_new_notifs()
 
     def filenos(self) -> list[int]:
@@ -248,7 +246,7 @@ class NixlTransport:
                 self._agent.remove_remote_agent(remote.agent)
 
     def stop(self) -> None:
-        """Destroy the agent, which is terminal for every read, before the memory can go."""
+        """Destroy the agent, which ends every read, before the memory is freed."""
         for peer in list(self._links):
             self.close(peer)
         self._reads.clear()

@@ -1,8 +1,8 @@
-"""P's blocks copied into D's where they lie otherwise: a run of bytes for each head's tokens.
+"""Copies of P's blocks into D's of another size or other heads, one run of bytes for each head's
+tokens. Pure.
 
-A block is one run for each head of K and V of each layer, of ``head_dim`` numbers a token. Where
-blocks differ in size, the smaller one's runs lie apart in the larger one; where ends hold other
-heads, those that both have are copied. Pure.
+A block is one run for each head of K and V of each layer, of ``head_dim`` numbers a token. Only
+common heads are copied.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class PartExtents(Sequence[Extent]):
         remote_blocks: Sequence[int],
         ends: Sequence[int],
     ) -> None:
-        """``sources`` and ``targets`` are offsets in P's and D's KV cache; with the extents
-        ``ends`` each of ``remote_blocks`` is through, in their order."""
+        """``sources`` and ``targets`` are offsets in P's and D's KV cache; ``ends`` are the numbers
+        of extents after which each of ``remote_blocks`` is complete."""
         self.sources = sources
         self.targets = targets
         self.nbytes = nbytes
@@ -74,9 +74,8 @@ def part_extents(
     mine: End,
     theirs: End,
 ) -> PartExtents:
-    """Return tokens [start, stop) of the heads that both ends have, in P's blocks, for those in
-    D's, of ``group``. One block size divides the other, ``start`` is a whole number of the
-    smaller, and the ends have a head in common."""
+    """Return extents of tokens [start, stop) of the common heads, from P's blocks to D's (of
+    ``group``). One block size divides the other; ``start`` is a multiple of the smaller."""
     unit = min(mine.block_size, theirs.block_size)
     width = group.head_dim * DTYPE_BYTES[group.dtype]
     num_heads = group.num_kv_heads * mine.shard.size

@@ -1,8 +1,7 @@
-"""KV over plain TCP, for machines where nothing better loads.
+"""KV over plain TCP, for machines without a better transport.
 
-D's half receives by threads of its own, a socket of each link to each (``tcp_streams``); answers
-come in the order of requests, right into the slots. Closing a socket ends its reads for certain:
-what the kernel still holds never reaches a slot.
+Each receiving thread has one socket of each link (``tcp_streams``). Answers come in the order of
+requests, directly into the slots. Closing a socket ends its reads for certain.
 """
 
 from __future__ import annotations
@@ -42,29 +41,29 @@ from tandem.protocol.ids import Incarnation
 logger = logging.getLogger(__name__)
 
 _AT_ONCE = 1 << 20
-"""Bytes received from one peer before others get their turn; the lock is held so long."""
+"""Bytes received from one peer before the others' turn, under the lock."""
 _STRIPE = 1 << 20
-"""Less is not cut."""
+"""Least bytes of a stripe."""
 _LOOKING_MS = 5
-"""Between two looks for an address."""
+"""Pause between two polls of a lookup, in milliseconds."""
 
 Ended = tuple[Ticket, Progress]
 
 
 class Link:
-    """All sockets to one producer. Broken, it stays so."""
+    """All sockets to one producer. A broken link stays broken."""
 
     def __init__(self, lookup: Lookup, greeting: bytes, count: int) -> None:
         self.streams = [Stream(self, lookup, greeting) for _ in range(count)]
         self._missing: dict[Ticket, int] = {}
-        """Stripes that are not here yet, of each read under way."""
+        """Missing stripes of each read under way."""
         self._lock = threading.Lock()
         """Lock of the missing bytes; never held together with a stream's."""
         self._over = False
         self._next = 0
 
     def ask(self, ticket: Ticket, extents: Sequence[Extent]) -> bool:
-        """Ask for all extents; False on a broken link."""
+        """Request all extents; return False on a broken link."""
         stripes: list[list[tuple[int, int, int]]] = [[] for _ in self.streams]
         for each in extents:
             pieces = max(1, min(len(stripes), each.nbytes // _STRIPE))
@@ -78,7 +77,7 @@ class Link:
             if self._over:
                 return False
             self._missing[ticket] = sum(map(len, stripes))
-        # Who closes the link from here on says of this read, too, that it has failed.
+        # From here on, a close of the link reports this read as failed, too.
         for stream, wanted in zip(self.streams, stripes, strict=True):
             stream.ask(ticket, wanted)
         return True
@@ -124,7 +123,6 @@ class Stream:
         """Remaining buffer of the first answer."""
 
     def ask(self, ticket: Ticket, stripes: Sequence[tuple[int, int, int]]) -> None:
-        """Queue requests."""
         with self.lock:
             for remote, local, nbytes in stripes:
                 self._waiting.append((ticket, local, nbytes))
@@ -141,8 +139,8 @@ class Stream:
         return self.sock, sending | select.POLLIN
 
     def advance(self, memory: SlotMemory, landed: Callable[[Ticket], None]) -> None:
-        """Send and receive as far as the socket allows. Raises OSError, TransportError when it is
-        over."""
+        """Send and receive as far as the socket allows. Raises OSError, TransportError at its
+        end."""
         with self.lock:
             if self._lookup is not None and not self._open(self._lookup):
                 return
@@ -214,26 +212,24 @@ class Stream:
 
 
 class Receiver:
-    """A thread that serves one stream of every link."""
+    """Thread that serves one stream of every link."""
 
     def __init__(self, index: int, memory: SlotMemory, ended: WakeQueue[Ended]) -> None:
         self._memory = memory
         self._ended = ended
         self._bell: WakeQueue[None] = WakeQueue()
         self._streams: list[Stream] = []
-        """Replaced as a whole, by the transfer thread alone."""
+        """Replaced as a whole by the transfer thread."""
         self._stopping = False
         name = f"kv-tcp-receive-{index}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def add(self, stream: Stream) -> None:
-        """Serve a stream from now on."""
         self._streams = [*self._streams, stream]
         self.wake()
 
     def remove(self, stream: Stream) -> None:
-        """Remove a closed stream."""
         self._streams = [each for each in self._streams if each is not stream]
         self.wake()
 
@@ -288,7 +284,7 @@ class Receiver:
 
 
 class TcpTransport:
-    """Both ends."""
+    """Transport of both ends."""
 
     traits = Traits(name="tcp", needs_advance=False, max_extents=64)
 
@@ -303,7 +299,8 @@ class TcpTransport:
         on_garbage: Callable[[], None] = lambda: None,
         resolver: Resolver | None = None,
     ) -> None:
-        """``streams``: sockets of each link, and threads that receive, or send, by them."""
+        """``streams`` is the number of sockets of each link, and of threads for either
+        direction."""
         self._resolver = Resolver() if resolver is None else resolver
         self._incarnation = incarnation
         self._host = host
@@ -349,7 +346,6 @@ class TcpTransport:
             receiver.add(stream)
 
     def read(self, peer: Incarnation, extents: Sequence[Extent]) -> Ticket:
-        """Ask for bytes of slots."""
         ticket = Ticket(next(self._tickets))
         link = self._links.get(peer)
         self._progress[ticket] = Progress.PENDING
@@ -381,7 +377,7 @@ class TcpTransport:
         return [self._ended.fileno()]
 
     def close(self, peer: Incarnation) -> None:
-        """Close its sockets: its reads are over."""
+        """Close its sockets, which ends its reads."""
         link = self._links.pop(peer, None)
         if link is None:
             return
@@ -391,7 +387,6 @@ class TcpTransport:
             receiver.remove(stream)
 
     def stop(self) -> None:
-        """Close everything."""
         for peer in list(self._links):
             self.close(peer)
         for receiver in self._receivers:

@@ -1,8 +1,7 @@
-"""P's half of tcp: threads that send slots to peers that greeted rightly, and nothing else.
+"""P's half of tcp: threads that send slots to authenticated peers.
 
-They serve bytes of slots, never addresses. Whatever does not follow the protocol
-(garbage, a wrong secret, a slot or size that does not exist, silence before the greeting) closes
-that connection and is counted.
+They serve bytes of slots, never addresses. A connection that violates the protocol (wrong secret,
+unknown slot or size, silence) is closed and counted.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ SILENT_SECONDS = 30
 
 def prepare(sock: socket.socket) -> None:
     """Set up a connection of either end: data is sent at once, and the kernel detects a dead
-    connection, also while it is idle."""
+    connection."""
     probes = 3
     sock.setblocking(False)
     options = [
@@ -69,7 +68,7 @@ class TcpCard(msgspec.Struct, frozen=True, array_like=True):
     incarnation: Annotated[bytes, Meta(min_length=16, max_length=16)]
 
 
-_cards = msgspec.msgpack.Decoder(TcpCard)  # built once: threads must not do it side by side
+_cards = msgspec.msgpack.Decoder(TcpCard)  # made once, as threads must not make it at the same time
 
 
 def encode_card(card: TcpCard) -> bytes:
@@ -124,7 +123,6 @@ class _Sender:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Serve in a thread of its own."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -134,13 +132,12 @@ class _Sender:
         self._bell.close()
 
     def take_over(self, sock: socket.socket | None) -> None:
-        """Serve this connection from now on; None: end."""
+        """Serve this connection from now on; None ends the thread."""
         self._bell.add(sock)
         self._bell.wake()
 
     @property
     def num_peers(self) -> int:
-        """Return the number of open connections."""
         return len(self._peers)
 
     def _run(self) -> None:
@@ -243,8 +240,8 @@ class _Sender:
 
 
 class TcpServer(_Sender):
-    """Listens on construction; ``start`` runs the threads. The first one takes connections, and
-    all share them."""
+    """Server that listens on construction. The first of its threads accepts connections, and all
+    share them."""
 
     def __init__(
         self,
@@ -270,7 +267,6 @@ class TcpServer(_Sender):
         """Set while no connections are accepted."""
 
     def start(self) -> None:
-        """Serve in threads of its own."""
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         for each in self._others:
             each.start()
@@ -294,8 +290,8 @@ class TcpServer(_Sender):
         return goes_on
 
     def _rest(self) -> None:
-        """Accept no connections for a while. A refused caller stays queued, and polling it again
-        and again would take the thread from the open connections."""
+        """Accept no connections for a while: polling a refused caller again and again would delay
+        the open connections."""
         logger.error("tcp: no descriptor is left for another connection")
         self._selector.unregister(self._listener)
         self._rests_until = time.monotonic() + REST_SECONDS

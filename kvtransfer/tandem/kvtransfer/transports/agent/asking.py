@@ -1,8 +1,7 @@
 """D's half: registers landing slots with the agent, sends requests, receives answers.
 
-The slots' memory is allocated after an agent's hello, again for each agent: a copy of a lost or
-hanging agent may still write its own ring. So a hanging agent costs one more ring, and no
-further.
+The slots' memory is allocated again for each agent: a copy of a lost one may still write its own
+ring.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ AGENT_SECONDS = 5.0
 
 
 class Asker:
-    """Connected while ``line`` is there."""
+    """Connection to the agent; open while ``line`` is set."""
 
     def __init__(self, folder: Path, copier: Copier, incarnation: Incarnation) -> None:
         self._folder, self._copier, self._incarnation = folder, copier, incarnation
@@ -51,14 +50,14 @@ class Asker:
         self._line: Line | None = None
         self._greeted: Connection | None = None
         self.memory: Tensor | None = None
-        """Landing slots of the current agent: mapped as long as anything refers to them."""
+        """Landing slots of the current agent, mapped as long as a reference exists."""
         self._unsaid: deque[tuple[Copy, bytes]] = deque()
         """Requests, and the key of the producer of each."""
         self._asked: dict[int, tuple[Copy, bytes]] = {}
         """Requests that were sent and have no answer, by number."""
         self._received_at = 0.0
         self.slots: Source | None = None
-        """The same as a source, which need not keep it."""
+        """The same as a source."""
 
     def receive(self, *, slot_bytes: int, num_slots: int, block_bytes: int) -> None:
         """Set the sizes to register."""
@@ -66,7 +65,6 @@ class Asker:
 
     @property
     def connected(self) -> bool:
-        """Return whether a connection to an agent is open."""
         return self._line is not None
 
     @property
@@ -80,8 +78,8 @@ class Asker:
         return [] if self._line is None or self._unsaid else [self._line.fileno()]
 
     def connect(self) -> None:
-        """Call the agent, if it has not been called. Raises NoAgentYet where there is none, or one
-        that is not trusted: its place may be taken back from that."""
+        """Connect to the agent. Raises NoAgentYet if there is none, or an untrusted one, which may
+        be replaced."""
         if self._line is None:
             try:
                 self._line = Line(self._folder)
@@ -90,8 +88,8 @@ class Asker:
             self._greeted, self._received_at = None, time.monotonic()
 
     def ask(self, request: Copy, key: bytes) -> None:
-        """Ask as soon as the agent listens: now, as a rule. ``key`` is the producer's, and proves
-        the request. Raises TransportError when it is gone."""
+        """Send a request as soon as the agent listens. ``key`` is the producer's, and proves the
+        request. Raises TransportError if the agent is gone."""
         self._unsaid.append((request, key))
         if self._line is not None:
             self._say(self._line)
@@ -120,7 +118,7 @@ class Asker:
             raise TransportError(f"the node's agent has been silent for {AGENT_SECONDS:g} s")
 
     def close(self) -> None:
-        """Forget the agent; it releases the slots when it sees that."""
+        """Close the connection, at which the agent releases the slots."""
         if self._line is not None:
             self._line.close()
         self._line = self.memory = self.slots = self._greeted = None
@@ -128,8 +126,8 @@ class Asker:
         self._asked.clear()
 
     def _check(self, answer: Copied | Refused, said: Connection) -> None:
-        """Raise TransportError for an answer without a request, or from an agent without the key
-        of its producer."""
+        """Raise TransportError for an answer without a request, or without the key of its
+        producer."""
         request, key = self._asked.pop(answer.number, (None, b""))
         if request is None:
             raise TransportError("the node's agent answers what it was not asked")

@@ -1,9 +1,8 @@
-"""The landing slots of a consumer, as bookkeeping: which piece of which read lands where. Pure.
+"""Landing slots of a consumer: which piece of which read lands where.
 
-The agent writes a slot from its request until its answer, whatever became of the read meanwhile: a
-slot of a read that was given up is quarantined until then. An agent that is gone never answers, and
-what it has begun may still land; so its slots are never used again: ``agent_lost`` begins new ones,
-for which the caller has new memory (``generation``).
+The agent writes a slot from its request until its answer; a slot of a read that was given up is
+quarantined until then. Slots of a lost agent are never used again: ``agent_lost`` begins new ones
+(``generation``).
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ ANSWER_SECONDS = 5.0
 
 
 class Giver:
-    """Runs from ``start`` to ``stop``."""
+    """Thread that keeps P registered, from ``start`` to ``stop``."""
 
     def __init__(self, folder: Path, said: Give, given: Given) -> None:
-        """Takes the descriptors over."""
+        """Take the descriptors over."""
         self._folder, self._said, self._given = folder, said, given
         self.registered = threading.Event()
         """Set while the agent has the memory."""
@@ -47,7 +46,6 @@ class Giver:
         self._thread = threading.Thread(target=self._run, name="kv-agent", daemon=True)
 
     def start(self) -> None:
-        """Register, and stay registered."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -97,8 +95,8 @@ class Giver:
         logger.info("KV of this worker is given to the node's agent")
 
     def _wait(self, line: Line, seconds: float | None) -> ToWorker | None:
-        """Return the next message, or None after the time. Raises TransportError at the line's
-        end, InterruptedError when this worker stops."""
+        """Return the next message, or None after the time. Raises TransportError at the line's end,
+        InterruptedError when this worker stops."""
         poll = select.poll()
         for each in (line.fileno(), self._stop_reader.fileno()):
             poll.register(each, select.POLLIN)
@@ -114,7 +112,7 @@ class Giver:
 
 
 LANDING_KEY = RequestKey(b"", "landing", 0)
-"""Holds landing slots; no router has an empty incarnation."""
+"""Key of landing slots; no router has an empty incarnation."""
 
 
 class Piece(NamedTuple):
@@ -139,16 +137,15 @@ class Landing:
         self._waiting: dict[Incarnation, deque[Piece]] = {}
         """Queues by peer; the first peer is next."""
         self._asked: dict[int, Piece] = {}
-        """Pieces that are wanted and have not been answered, by slot."""
+        """Requested pieces without an answer, by slot."""
 
     def add(self, pieces: list[Piece]) -> None:
-        """Queue pieces for slots."""
         for each in pieces:
             self._waiting.setdefault(each.peer, deque()).append(each)
 
     def grant(self) -> tuple[int, Piece] | None:
-        """Give a slot to the next piece, of each peer in turn, and return both: the agent is to
-        be asked. None if there is no piece or slot."""
+        """Assign a slot to the next piece, of each peer in turn, and return both for a request.
+        None if there is no piece or slot."""
         for peer in self._waiting:
             if self.ring.has_room(peer):
                 break
@@ -163,21 +160,21 @@ class Landing:
         return slot, piece
 
     def answered(self, slot: int) -> Piece | None:
-        """Return the piece of an answered slot, which keeps it until ``over``. None if it was
-        given up; the slot is free then."""
+        """Return the piece of an answered slot, which keeps it until ``over``. None if it was given
+        up; the slot is free then."""
         piece = self._asked.pop(slot, None)
         if piece is None and self.ring[slot].state is SlotState.QUARANTINED:
             self.ring.give(slot)
         return piece
 
     def over(self, slot: int, generation: int) -> None:
-        """Free a slot of this generation: its data was taken out, or is of no use."""
+        """Free a slot of this generation after the use of its data."""
         if generation == self.generation:
             self.ring.give(slot)
 
     def give_up(self, ticket: int) -> None:
-        """Give a read up: queued pieces are dropped, slots being written are quarantined, and
-        answered ones stay until ``over``."""
+        """Give a read up: drop queued pieces and quarantine slots being written; answered ones stay
+        until ``over``."""
         for peer, queue in list(self._waiting.items()):
             self._waiting[peer] = deque(each for each in queue if each.ticket != ticket)
             if not self._waiting[peer]:
@@ -198,7 +195,6 @@ class Landing:
         return lost
 
     def copy(self) -> Landing:
-        """Return independent slots in the same state."""
         other = type(self)(self._count, self._per_peer)
         other.generation, other.ring = self.generation, self.ring.copy()
         other._waiting = {peer: queue.copy() for peer, queue in self._waiting.items()}
@@ -212,7 +208,6 @@ class Landing:
 
     @property
     def has_waiting(self) -> bool:
-        """Return whether a piece waits for a slot."""
         return bool(self._waiting)
 
     @property

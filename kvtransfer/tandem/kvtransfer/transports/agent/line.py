@@ -1,4 +1,4 @@
-"""A worker's connection to the agent of its node: packets out and in, none of which blocks."""
+"""A worker's connection to the agent of its node; nothing here blocks."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _BESIDE = "-agent"
 
 
 def agent_folder(folder: Path) -> Path:
-    """Return where workers that meet in ``folder`` find their agent: the folder of this name with
-    ``-agent`` at its end if only root can have put it there, as in pods, else the same folder."""
+    """Return the agent's folder for workers that meet in ``folder``: its name with ``-agent`` if
+    only root can have put it there, as in pods, else the same."""
     beside = folder.with_name(folder.name + _BESIDE)
     try:
         above, found = folder.parent.stat(), beside.lstat()
@@ -38,12 +38,11 @@ def agent_folder(folder: Path) -> Path:
 
 
 class Line:
-    """Open from construction to ``close``."""
+    """Connection to the agent, open from construction to ``close``."""
 
     def __init__(self, folder: Path) -> None:
-        """Call the agent. Raises NoAgentYet if none listens, or this process has no descriptor
-        left to call it by; TransportError for a link or a file in its place, and if one of another
-        user listens."""
+        """Connect. Raises NoAgentYet if no agent listens, or no descriptor is left; TransportError
+        for a link or a file in its place, or another user's agent."""
         path = folder / SOCKET_NAME
         try:
             self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -71,7 +70,7 @@ class Line:
 
     def say(self, message: ToAgent, descriptors: Sequence[int] = ()) -> bool:
         """Send a message; return whether the socket took it. The descriptors stay the caller's.
-        Raises TransportError when the agent is gone."""
+        Raises TransportError if the agent is gone."""
         try:
             if descriptors:
                 socket.send_fds(self._sock, [encode(message)], list(descriptors))
@@ -84,8 +83,8 @@ class Line:
         return True
 
     def hear(self) -> ToWorker | None:
-        """Return the next message, or None while there is none. Raises TransportError when the
-        agent is gone, or sends an invalid message."""
+        """Return the next message, or None. Raises TransportError if the agent is gone, or the
+        message is invalid."""
         try:
             data = self._sock.recv(MAX_MESSAGE)
         except BlockingIOError:
@@ -102,12 +101,12 @@ class Line:
             ) from error
 
     def close(self) -> None:
-        """End it; may be called twice."""
+        """Close the connection. May be called twice."""
         self._sock.close()
 
 
 def check_hello(message: ToWorker) -> Hello:
-    """Return an agent's first message; TransportError for another one, or of another version."""
+    """Return an agent's first message. Raises TransportError for another message or version."""
     if not isinstance(message, Hello):
         raise TransportError(f"the node's agent began with {type(message).__name__}")
     if message.version != VERSION:

@@ -12,10 +12,9 @@ from tandem.kvtransfer.memory.slots import slot_bytes_for, slot_sizes
 from tandem.kvtransfer.transports.agent.wire import MAX_RING_BYTES, MAX_SLOTS
 
 GPU_FACTOR = 2
-"""A GPU has so many times fewer landing slots than receive slots, and larger ones: a piece costs
-agent and worker some 0.2 ms each, in which a link copies 64 MiB."""
+"""Receive slots per landing slot on a GPU; larger pieces cost less time."""
 GPU_LANDING_BYTES = 128 << 20
-"""Most bytes of a GPU's landing slot if the settings leave it open: several are filled at once."""
+"""Default of the most bytes of a GPU's landing slot."""
 
 
 @dataclass(frozen=True, slots=True)

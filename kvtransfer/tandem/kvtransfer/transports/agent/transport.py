@@ -58,8 +58,8 @@ from tandem.protocol.ids import Incarnation
 
 
 def pieces_of(extents: Sequence[Extent], slot_bytes: int) -> list[Batch]:
-    """Return batches of ranges of one size each, in the order of the extents. None is larger
-    than a slot; blocks are never cut."""
+    """Return batches of ranges of one size each, in the order of the extents. None is larger than a
+    slot; blocks are never cut."""
     found: list[Batch] = []
     for batch in batches(extents):
         for part in (batch,) if batch.tagged else _lone(batch, slot_bytes):
@@ -73,7 +73,7 @@ def pieces_of(extents: Sequence[Extent], slot_bytes: int) -> list[Batch]:
 
 
 def landed(piece: Batch, slot: int, slot_bytes: int) -> Batch:
-    """Return the piece as it lies in a landing slot: its ranges joined."""
+    """Return the piece as it is in a landing slot: its ranges joined."""
     sources = slot * slot_bytes + np.concatenate(([0], np.cumsum(piece.sizes)[:-1]))
     return piece._replace(sources=sources, reach=None)
 
@@ -105,15 +105,14 @@ logger = logging.getLogger(__name__)
 
 STOP_SECONDS = 5.0
 UNKNOWN_SECONDS = 3.0
-"""Seconds in which a producer that is unknown to the agent may register. Either may have just
-started, and a producer looks for an agent every two seconds."""
+"""Seconds in which a producer that is unknown to the agent may register."""
 RETRY_SECONDS = 0.05
 _GROUNDS = {Region.BLOCKS: Ground.BLOCKS, Region.SLOTS: Ground.SLOTS}
 
 
 @dataclass(slots=True)
 class _Read:
-    """One that has not ended."""
+    """A read that has not ended."""
 
     peer: Incarnation
     pieces: list[Batch]
@@ -128,18 +127,18 @@ class _Read:
 
 
 class _Taking(NamedTuple):
-    """A piece on its way from its slot into blocks."""
+    """A piece that is being copied from its slot into blocks."""
 
     mark: Mark
     slot: int
     generation: int
     memory: Tensor
-    """Memory of the slots: mapped as long as the copy runs, even if the agent is gone."""
+    """Memory of the slots, mapped as long as the copy runs."""
     read: _Read
 
 
 class AgentTransport:
-    """Both ends."""
+    """Transport of both ends."""
 
     def __init__(
         self,
@@ -164,11 +163,11 @@ class AgentTransport:
         self._reads: dict[Ticket, _Read] = {}
         self._taking: list[_Taking] = []
         self._later: list[tuple[float, Piece]] = []
-        """Pieces that are asked for again, and when."""
+        """Pieces to request again, and when."""
         self._tags: dict[Ticket, bytes] = {}
 
     def serve(self, memory: SlotMemory, blocks: Blocks | None = None) -> bytes:
-        """Give KV cache, slots and tags to the agent, whenever there is one. Raises
+        """Register KV cache, slots and tags with the agent, whenever there is one. Raises
         TransportError."""
         assert blocks is not None, "a transport of blocks is given some"
         assert isinstance(blocks.tags, SharedTags), "the agent reads the tags"
@@ -185,7 +184,7 @@ class AgentTransport:
         return encode(card)
 
     def receive(self, memory: SlotMemory, blocks: Blocks | None = None) -> None:
-        """Remember the targets of reads; landing slots are made when there is an agent."""
+        """Set the targets of reads; landing slots are made once there is an agent."""
         assert blocks is not None, "a transport of blocks is given some"
         self._here = {Region.BLOCKS: blocks.kv_cache.view(-1), Region.SLOTS: memory.rows.view(-1)}
         block_bytes = blocks.kv_cache.shape[1]
@@ -194,20 +193,20 @@ class AgentTransport:
         self._asker.receive(slot_bytes=self._slot_bytes, num_slots=slots, block_bytes=block_bytes)
 
     def connect(self, peer: Incarnation, host: str, card: bytes) -> None:
-        """Remember the producer's card. Raises TransportError if the producer is not on this
-        machine, NoAgentYet if there is no agent."""
+        """Keep the producer's card. Raises TransportError if the producer is not on this machine,
+        NoAgentYet if there is no agent."""
         self._forget(peer)
         said = decode_card(card)
         if said.incarnation != peer:
             raise TransportError("the card is of another producer")
         if said.place != place_of(self._folder):
             raise TransportError(f"the producer does not meet the agent in {self._folder}")
-        self.advance()  # an agent that ended while nothing was asked of it is none
+        self.advance()  # an agent that has ended does not count
         self._asker.connect()
         self._secrets[peer] = said.secret
 
     def read(self, peer: Incarnation, extents: Sequence[Extent]) -> Ticket:
-        """Ask for the pieces, as far as there are slots for them."""
+        """Request the pieces for which there are slots."""
         ticket = Ticket(next(self._tickets))
         pieces = pieces_of(extents, self._slot_bytes)
         read = self._reads[ticket] = _Read(peer, pieces, time.monotonic(), len(pieces))
@@ -215,10 +214,10 @@ class AgentTransport:
         if peer not in self._secrets or not fits:
             read.failed = True
             return ticket
-        self.advance()  # an agent that ended while nothing was asked of it costs no read
+        self.advance()  # an agent that has ended must not fail this read
         self._landing.add([Piece(peer, ticket, part) for part in range(len(pieces))])
         if self._asker.connected and not self._later:
-            self._try(self._ask)  # it has been heard just now
+            self._try(self._ask)  # the connection was checked just now
         else:
             self.advance()
         return ticket
@@ -233,7 +232,7 @@ class AgentTransport:
         if read.failed:
             return Progress.FAILED
         tags = b"".join(read.tags[index] for index in range(len(read.pieces)))
-        if tags:  # nobody asks for those of a pattern
+        if tags:  # a pattern has none
             self._tags[ticket] = tags
         return Progress.DONE
 
@@ -260,17 +259,16 @@ class AgentTransport:
             self._lose()
 
     def filenos(self) -> list[int]:
-        """Return the agent's socket for its answers; none while the end of an own copy is not
-        foretold."""
+        """Return the agent's socket for its answers; none while the end of an own copy is
+        unknown."""
         return self._asker.filenos() if all(map(is_foretold, self.moments())) else []
 
     @property
     def held_bytes(self) -> int:
-        """See Resting; of the landing slots."""
         return self._asker.held_bytes
 
     def rest(self) -> bool:
-        """See Resting: leave the agent, which releases the slots as well."""
+        """Close the connection to the agent, which releases the slots as well."""
         if self._reads or self._taking:
             return False
         if self._asker.connected:
@@ -278,7 +276,7 @@ class AgentTransport:
         return True
 
     def look(self) -> None:
-        """See Resting; as long as the agent owes an answer, its slots may be needed again."""
+        """Release the slots, unless the agent owes an answer."""
         if self._secrets or not self._asker.connected:
             return
         if self._landing.is_asking:
@@ -287,11 +285,9 @@ class AgentTransport:
             self.rest()
 
     def moments(self) -> list[float]:
-        """See Timed; of copies out of landing slots."""
         return [each.mark.due for each in self._taking]
 
     def stirs(self) -> bool:
-        """See Timed."""
         return any(each.mark.done() for each in self._taking)
 
     def close(self, peer: Incarnation) -> None:
@@ -306,7 +302,7 @@ class AgentTransport:
                 self._fail(ticket, read)
 
     def stop(self) -> None:
-        """Leave the agent and wait for this worker's own copies."""
+        """Close the connection and wait for this worker's own copies."""
         for ticket, read in self._reads.items():
             self._fail(ticket, read)
         self._asker.close()
@@ -318,12 +314,11 @@ class AgentTransport:
             self._giver.stop()
             self._giver = None
 
-    # -- what the agent said ----------------------------------------------------------------------
+    # Answers of the agent.
 
     def _hear(self) -> None:
-        """Raises TransportError when the agent is gone."""
         for answer in self._asker.answers(awaited=self._landing.is_asking):
-            slot = answer.number  # one copy into a slot at a time, and so a number of its own
+            slot = answer.number  # a slot has one copy at a time, so its number is unique
             if slot >= len(self._landing.ring):
                 raise TransportError("the node's agent answers what it was not asked")
             piece = self._landing.answered(slot)
@@ -389,7 +384,7 @@ class AgentTransport:
                 Copy(
                     number=slot,
                     producer=piece.peer,
-                    proof=bytes(PROOF_BYTES),  # the asker's
+                    proof=bytes(PROOF_BYTES),  # set by the asker
                     consumer=self._incarnation,
                     ground=_GROUNDS[batch.remote],
                     places=tuple(batch.sources.tolist()),

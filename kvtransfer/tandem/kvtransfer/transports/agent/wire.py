@@ -1,12 +1,8 @@
 """Messages between workers and the agent of their node, each a packet of a Unix socket.
 
-The agent sends first (``Hello``). A worker answers with one registration and its descriptors;
-the registration ends with the connection. A consumer then asks for copies, each of which is
-answered once.
-
-A producer registers the key that its secret gives for this purpose. A consumer that has the
-secret proves it for its connection, and the agent proves with each copy that it has the
-producer's key.
+The agent sends ``Hello``. A worker sends one registration with descriptors, which ends with the
+connection; a consumer then requests copies. A producer registers a key made from its secret;
+consumer and agent prove to each other that they have it.
 """
 
 from __future__ import annotations
@@ -37,11 +33,11 @@ HOST = "host"
 Id = Annotated[bytes, Meta(min_length=16, max_length=16)]
 """An incarnation, or the digest of a place."""
 Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
-"""A key, a proof, or bytes that have never been sent."""
+"""A key, a proof, or random bytes."""
 Number = Annotated[int, Meta(ge=0, lt=1 << 60)]
 Size = Annotated[int, Meta(ge=1, lt=1 << 48)]
 Where = Annotated[str, Meta(min_length=1, max_length=64)]
-"""HOST, or the UUID of the GPU that has the memory."""
+"""HOST, or the UUID of the memory's GPU."""
 
 
 class Ground(IntEnum):
@@ -52,7 +48,7 @@ class Ground(IntEnum):
 
 
 class Fault(IntEnum):
-    """Why a copy was not made."""
+    """Reason why a copy was not made."""
 
     UNKNOWN = 0
     """No producer of that incarnation is registered; it may come."""
@@ -61,19 +57,19 @@ class Fault(IntEnum):
     STALE = 2
     """The request is of another consumer than the connection."""
     OUTSIDE = 3
-    """A range, a slot or a size that is not there."""
+    """A range, slot or size does not exist."""
     BUSY = 4
     """A copy into that slot is under way."""
     FAILED = 5
-    """The copy itself."""
+    """The copy itself failed."""
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """The agent is there."""
+    """First message of the agent."""
 
     version: Number
     challenge: Annotated[bytes, Meta(max_length=32)] = b""
-    """Fresh bytes; nothing from an agent of version 1."""
+    """Random bytes; empty from an agent of version 1."""
 
 
 class Give(msgspec.Struct, frozen=True, array_like=True, tag="give"):
@@ -97,7 +93,7 @@ class Take(msgspec.Struct, frozen=True, array_like=True, tag="take"):
     block_bytes: Size
     where: Where
     challenge: Bytes32
-    """Fresh bytes."""
+    """Random bytes."""
 
 
 class Status(msgspec.Struct, frozen=True, array_like=True, tag="status"):
@@ -115,7 +111,7 @@ class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):
 
 
 class Copy(msgspec.Struct, frozen=True, array_like=True, tag="copy"):
-    """Copy ranges of ``size`` bytes, one after another, to the start of a landing slot."""
+    """Copy ranges of ``size`` bytes, concatenated, to the start of a landing slot."""
 
     number: Number
     producer: Id
@@ -124,13 +120,13 @@ class Copy(msgspec.Struct, frozen=True, array_like=True, tag="copy"):
     consumer: Id
     ground: Ground
     places: Annotated[tuple[Number, ...], Meta(min_length=1, max_length=MAX_PLACES)]
-    """Bytes from the start of the ground to each range; of blocks whole multiples of a block."""
+    """Offsets of the ranges in bytes; of blocks whole multiples of a block."""
     size: Size
     slot: Annotated[int, Meta(ge=0, lt=MAX_SLOTS)]
 
 
 class Copied(msgspec.Struct, frozen=True, array_like=True, tag="copied"):
-    """Nothing of it lands any more, and all has."""
+    """The copy has ended well."""
 
     number: Number
     tags: bytes
@@ -140,21 +136,21 @@ class Copied(msgspec.Struct, frozen=True, array_like=True, tag="copied"):
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
-    """Nothing of it lands any more, and it is not all there."""
+    """The copy was not made or not completed; nothing writes the slot."""
 
     number: Number
     fault: Fault
 
 
 class Counts(msgspec.Struct, frozen=True, array_like=True, tag="counts"):
-    """The answer to Status."""
+    """Answer to Status."""
 
     counts: dict[str, int]
 
 
 class AgentCard(msgspec.Struct, frozen=True, array_like=True):
-    """The address at which a consumer asks the agent for P's blocks. A release before the version
-    was sent has the place first, and so neither takes the other's card."""
+    """Address at which a consumer requests P's blocks from the agent. Earlier releases begin with
+    the place, so neither accepts the other's card."""
 
     version: Annotated[int, Meta(ge=1)]
     place: Id
@@ -167,7 +163,7 @@ ToAgent = Give | Take | Copy | Status
 ToWorker = Hello | Registered | Rejected | Copied | Refused | Counts
 Message = TypeVar("Message")
 
-# Built once: threads must not do it side by side.
+# Made once, as threads must not make it at the same time.
 to_agent: msgspec.msgpack.Decoder[ToAgent] = msgspec.msgpack.Decoder(ToAgent)
 to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 _cards = msgspec.msgpack.Decoder(AgentCard)
@@ -184,18 +180,18 @@ def decode_card(data: bytes) -> AgentCard:
 
 
 class Connection(NamedTuple):
-    """Fresh bytes of both ends of a consumer's connection; proofs of another do not serve here."""
+    """Random bytes of both ends of a consumer's connection, for its proofs."""
 
     agents: bytes
     consumers: bytes
 
 
 def consumers_proof(key: bytes, said: Connection, producer: bytes, consumer: bytes) -> bytes:
-    """Return what shows the agent that a consumer has the producer's secret."""
+    """Return the proof that a consumer has the producer's secret."""
     return proof_of(key, b"consumer", *said, producer, consumer)
 
 
 def agents_proof(key: bytes, said: Connection, request: Copy, tags: bytes) -> bytes:
-    """Return what shows a consumer that the producer has registered with this agent."""
+    """Return the proof that the producer has registered with this agent."""
     number = request.number.to_bytes(8, "little")
     return proof_of(key, b"agent", *said, request.producer, request.consumer, number, tags)

@@ -1,4 +1,4 @@
-"""Extents of one read as arrays of numbers: hundreds of blocks are checked and joined at once."""
+"""Extents of one read as arrays, so that hundreds of blocks are checked and joined at once."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Turns = NDArray[np.uint64]
 
 
 class PeerTags:
-    """Mapped on construction; unmapped when nothing refers to it."""
+    """Tags of a peer, mapped on construction as long as a reference exists."""
 
     def __init__(self, descriptor: int, size: int) -> None:
-        """The descriptor stays the caller's. Raises TransportError, also for pages that P has not
-        touched: reading them would make them this process's."""
+        """The descriptor stays the caller's. Raises TransportError, also for missing pages, which
+        reading would add to this process."""
         try:
             check_touched(descriptor, size)
             mapping = SharedMemory.given(descriptor, size).map(writable=False)
@@ -48,8 +48,8 @@ class PeerTags:
         return self._turns[blocks]
 
     def tags_of(self, blocks: Numbers, turns: Turns) -> bytes:
-        """Return the current tags, one after another, cleared if their turn has changed. P
-        raises a block's turn before it changes its tag."""
+        """Return the current tags, concatenated, cleared if their turn has changed. P raises a
+        block's turn before it changes its tag."""
         tags, now = self._tags[blocks], self._turns[blocks]
         if now.tobytes() != turns.tobytes():
             tags[now != turns] = 0
@@ -57,13 +57,13 @@ class PeerTags:
 
 
 MOST_BLOCKS = 512
-"""Usual number of blocks of one read, at most."""
+"""Usual upper bound of the blocks of one read."""
 LARGE_BYTES = 4 << 20
-"""Size from which ranges are copied as fast one by one."""
+"""Size from which joining ranges makes copies no faster."""
 
 
 class Reach(NamedTuple):
-    """The bytes between which ranges lie, at both ends."""
+    """Bounds of the ranges at both ends."""
 
     source: int
     source_stop: int
@@ -80,15 +80,14 @@ class Batch(NamedTuple):
     targets: Numbers
     sizes: Numbers
     tagged: bool
-    """True if tags are to be read: of ``blocks``, or, without these, of each extent as a block."""
+    """Whether tags are to be read: of ``blocks``, or, without these, of each extent as a block."""
     blocks: Numbers | None = None
     """P's blocks that these are, or of which they are the parts."""
     reach: Reach | None = None
     """Bounds of whole blocks, if they are known without a check of each."""
 
     def joined(self) -> Batch:
-        """Return a batch with adjacent ranges joined, for fewer copies. Large ranges stay as
-        they are."""
+        """Return a batch with adjacent ranges joined, except large ones."""
         if self.sizes[0] >= LARGE_BYTES:
             return self
         stops, ends = self.sources + self.sizes, self.targets + self.sizes
@@ -113,7 +112,7 @@ class Batch(NamedTuple):
 
 @lru_cache(maxsize=8)
 def _equal(size: int, count: int) -> Numbers:
-    """Return an array of one size for so many blocks; shared, and so never written."""
+    """Return an array of one size for each block; shared, never written."""
     return np.full(count, size, dtype=np.int64)
 
 
@@ -123,10 +122,12 @@ def batches(extents: Sequence[Extent]) -> list[Batch]:
         return []
     if isinstance(extents, BlockExtents):
         size, theirs, mine = extents.block_bytes, extents.remote_blocks, extents.block_ids
-        blocks = np.array((theirs, mine), dtype=np.int64)  # a first call of numpy's takes 10 us
+        blocks = np.array(
+            (theirs, mine), dtype=np.int64
+        )  # one array instead of two, as numpy's calls are slow
         sources, targets = blocks * size
         sizes = _equal(size, max(MOST_BLOCKS, len(extents)))[: len(extents)]
-        # Of numbers that are still Python's: arrays of some hundreds take longer to be asked.
+        # Bounds of lists are faster than those of arrays.
         reach = Reach(
             min(theirs) * size, (max(theirs) + 1) * size, min(mine) * size, (max(mine) + 1) * size
         )

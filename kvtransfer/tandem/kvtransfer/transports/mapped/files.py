@@ -1,7 +1,6 @@
-"""Descriptors that cross a Unix socket: received with a bound, named, and of a known kind.
+"""Descriptors over a Unix socket: bounded in number, checked and named.
 
-What comes next to a message is closed unless the message may bring it. Called by both ends of the
-greeting and by the node's agent.
+Descriptors that a message may not have are closed.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ _CUT = socket.MSG_TRUNC | socket.MSG_CTRUNC
 
 
 def receive(sock: socket.socket, nbytes: int, most: int) -> tuple[bytes, list[int]]:
-    """Return bytes that came and the descriptors next to them, which the caller closes; child
-    processes do not inherit them. Raises TransportError if more bytes of a packet or more than
-    ``most`` descriptors came: these are closed. BlockingIOError if nothing came, OSError."""
+    """Return received bytes and descriptors, which the caller closes and child processes do not
+    inherit. Raises TransportError for more bytes or descriptors than allowed, BlockingIOError if
+    nothing came, OSError."""
     room = socket.CMSG_LEN(most * array("i").itemsize)
     data, beside, flags, _ = sock.recvmsg(nbytes, room, _CLOSE_ON_EXEC)
     files = array("i")
@@ -45,8 +44,8 @@ def close_all(files: Iterable[int]) -> None:
 
 
 def stream_of(descriptor: int) -> socket.socket:
-    """Return a received descriptor as a connected Unix stream that does not block; takes it over,
-    also on an error. Raises TransportError if it is something else."""
+    """Return a received descriptor as a connected non-blocking Unix stream; take it over, also on
+    an error. Raises TransportError if it is something else."""
     try:
         found = socket.socket(fileno=descriptor)
     except OSError as error:
@@ -60,8 +59,7 @@ def stream_of(descriptor: int) -> socket.socket:
 
 
 def name_of(sock: socket.socket) -> bytes:
-    """Return bytes that name an open socket of this machine: the same in every process that has a
-    descriptor of it, and never those of another socket."""
+    """Return bytes that name an open socket of this machine uniquely in every process."""
     found = os.fstat(sock.fileno())
     cookie = b""
     if hasattr(socket, "SO_PEERCRED"):  # Linux

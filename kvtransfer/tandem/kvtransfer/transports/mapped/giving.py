@@ -1,8 +1,7 @@
-"""P's half: a thread that gives descriptors of this worker's memory to peers that prove its secret.
+"""P's half: a thread that sends descriptors of this worker's memory to peers that prove its secret.
 
-Whatever does not follow the protocol (garbage, a wrong proof, silence before the greeting, another
-user, more callers than there are places) loses its connection and is counted. The place of the
-socket may be made ready, or taken away, at any time: name and secret are known before, and stay.
+Callers that violate the protocol, are silent or too many lose their connection and are counted. The
+socket's folder may appear or vanish at any time; name and secret stay.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ MAX_CALLERS = 256
 GREETING_SECONDS = 2.0
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 2.0
-"""Between two tries to listen."""
+"""Longest pause between two tries to listen."""
 LOOK_SECONDS = 30.0
-"""Between two looks whether the socket is still at its place."""
+"""Pause between two checks that the socket is still at its place."""
 
 
 class _Caller:
@@ -69,7 +68,7 @@ class _Caller:
 
 
 class DescriptorServer:
-    """Listens on construction, or as soon as it can after ``start`` if that fails."""
+    """Server of descriptors; listens on construction, or once it can after ``start``."""
 
     def __init__(
         self,
@@ -98,7 +97,6 @@ class DescriptorServer:
         self._thread = threading.Thread(target=self._run, name="kv-descriptors", daemon=True)
 
     def start(self) -> None:
-        """Serve in a thread of its own."""
         self._selector.register(self._stop_reader, selectors.EVENT_READ)
         self._thread.start()
 
@@ -181,7 +179,7 @@ class DescriptorServer:
             caller, _ = listener.accept()
         except OSError as error:
             logger.warning("a peer's call for descriptors could not be taken: %s", error)
-            time.sleep(0.05)  # out of descriptors: do not spin at the door
+            time.sleep(0.05)  # out of descriptors: no busy loop
             return
         caller.setblocking(False)
         try:
@@ -189,7 +187,7 @@ class DescriptorServer:
             known = _Caller()
             if stranger or len(self._callers) >= MAX_CALLERS:
                 raise TransportError("a caller of another user, or one too many")
-            caller.send(CHALLENGE.pack(MAGIC, known.challenge))  # a fresh socket's buffer holds it
+            caller.send(CHALLENGE.pack(MAGIC, known.challenge))  # fits a new socket's buffer
         except (OSError, TransportError):
             self._on_garbage()
             caller.close()
@@ -205,7 +203,7 @@ class DescriptorServer:
             known.files += files
             if data and len(known.said) < ANSWER.size and len(known.files) <= 1:
                 return
-            if known.said:  # a caller that leaves without a word has done nothing
+            if known.said:  # a caller that leaves before its first message is no error
                 self._answer(known)
         except BlockingIOError:
             return
@@ -215,8 +213,8 @@ class DescriptorServer:
         self._close(caller)
 
     def _answer(self, known: _Caller) -> None:
-        """Give the descriptors to a caller that has proved the secret, by sockets that nothing
-        between both ends can have. Raises TransportError for any other, OSError."""
+        """Send the descriptors to a caller that has proved the secret, by sockets that only both
+        ends have. Raises TransportError for any other, OSError."""
         if len(known.said) != ANSWER.size or len(known.files) != 1:
             raise TransportError(f"{len(known.said)} bytes, {len(known.files)} descriptors")
         magic, consumer, nonce, proof = ANSWER.unpack(known.said)
@@ -252,9 +250,8 @@ def _file_at(path: Path) -> tuple[int, int] | None:
 
 
 def _listen(path: Path) -> tuple[socket.socket, tuple[int, int]]:
-    """Return a listening socket and its device and inode. It listens before it gets its name: a
-    worker that starts at the same time would take it for one of a killed worker. Raises
-    TransportError."""
+    """Return a socket and its device and inode. It listens before it gets its name, so that no
+    starting worker takes it for a dead one. Raises TransportError."""
     unnamed = path.with_suffix(".new")
     try:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -283,7 +280,7 @@ def _sweep(folder: Path) -> None:
             try:
                 probe.connect(str(path))
             except ConnectionRefusedError:
-                with contextlib.suppress(OSError):  # in a folder that is not ours
+                with contextlib.suppress(OSError):  # in a folder of another user
                     path.unlink(missing_ok=True)
             except OSError:
-                continue  # full, or not ours to ask
+                continue  # full, or of another user

@@ -1,6 +1,6 @@
-"""D's half of getting descriptors: one call at P's socket, that never blocks.
+"""D's half of the exchange of descriptors: one call at P's socket, which never blocks.
 
-Nothing is taken before P has proved the secret, and then only by a socket that P made. See
+Nothing is accepted before P has proved the secret, and then only by a socket that P made. See
 ``wire`` for the messages.
 """
 
@@ -45,9 +45,8 @@ class Call:
     """Call to one producer; ``poll`` until it returns the memory or raises."""
 
     def __init__(self, folder: Path, card: MappedCard, incarnation: Incarnation) -> None:
-        """Begin. Raises TransportError if there is no such socket (another machine's worker), it
-        is not a socket, or this process has no descriptor left. NoSocketYet if both meet in one
-        folder."""
+        """Begin. Raises NoSocketYet if both meet in one folder and the socket cannot be called,
+        TransportError for another machine's worker, no socket, or no descriptor left."""
         self._near = _is_place(folder, card.place)
         self._path = str(folder / card.name)
         self._card, self._incarnation = card, incarnation
@@ -56,7 +55,7 @@ class Call:
         self._connected = False
         self._greeting: Greeting | None = None
         self._sent = b""
-        """Names the socket that was sent to P."""
+        """Name of the socket that was sent to P."""
         self._pair: socket.socket | None = None
         """Socket on which P proves the secret; only this end is open here."""
         self._theirs: socket.socket | None = None
@@ -96,13 +95,13 @@ class Call:
             raise self._failed(error) from error
 
     def close(self) -> None:
-        """Give the call up."""
+        """Cancel the call."""
         for each in (self._sock, self._pair, self._theirs):
             if each is not None:
                 each.close()
 
     def _failed(self, error: OSError) -> TransportError:
-        # A socket that is there and not for this user will not be, however long one waits.
+        # Permission to an existing socket does not change with time.
         forbidden = isinstance(error, PermissionError) and os.path.exists(self._path)
         kind = NoSocketYet if self._near and not forbidden else TransportError
         return kind(f"no descriptors from {self._path}: {error}")
@@ -153,7 +152,8 @@ class Call:
         return Given((files[0], files[1], files[2]), (sizes[0], sizes[1], sizes[2]))
 
     def _receive(self, sock: socket.socket, size: int, *, files: int) -> tuple[bytes, list[int]]:
-        """Return a message with just so many descriptors. Raises TransportError for another."""
+        """Return a message with exactly ``files`` descriptors. Raises TransportError for
+        another."""
         data, found = receive(sock, size, files)
         if (len(data), len(found), data[:8]) == (size, files, MAGIC):
             return data, found

@@ -51,7 +51,7 @@ from tandem.protocol.ids import Incarnation
 
 
 class PeerMemory:
-    """Mapped on construction, unmapped by ``close``."""
+    """Memory of a peer, mapped on construction, unmapped by ``close``."""
 
     def __init__(self, given: Given, copier: Copier, block_bytes: int) -> None:
         """The descriptors stay the caller's. Raises TransportError."""
@@ -68,8 +68,8 @@ class PeerMemory:
             raise
 
     def has(self, batch: Batch, target_bytes: int) -> bool:
-        """Return whether both ends have these bytes, and tags if required. No others may be
-        touched."""
+        """Return whether both ends have these bytes, and tags if required; no others may be
+        accessed."""
         if not batch.fits(source_bytes=self.sources[batch.remote].size, target_bytes=target_bytes):
             return False
         if not batch.tagged:
@@ -114,7 +114,7 @@ class _Peer:
     def __init__(self, call: Call) -> None:
         self.call: Call | None = call
         self.memory: PeerMemory | None = None
-        """Once it is mapped."""
+        """Memory, once it is mapped."""
         self.waiting: list[Ticket] = []
         """Reads that came before the memory was mapped."""
         self.in_flight: set[Ticket] = set()
@@ -128,20 +128,20 @@ class _Peer:
 
 
 class _Read(NamedTuple):
-    """One that has not ended."""
+    """A read that has not ended."""
 
     peer: _Peer
     batches: list[Batch]
     mark: Mark | None = None
     """Mark after its copies; None before they began."""
     failed: bool = False
-    """Not all of them could be begun."""
+    """Whether some of them could not be begun."""
     turns: tuple[Turns, ...] = ()
     """Turns of the tags of each batch whose tags are read, before the first copy."""
 
 
 class MappedTransport:
-    """Both ends."""
+    """Transport of both ends."""
 
     def __init__(
         self,
@@ -168,8 +168,8 @@ class MappedTransport:
         self._tags: dict[Ticket, bytes] = {}
 
     def serve(self, memory: SlotMemory, blocks: Blocks | None = None) -> bytes:
-        """Share KV cache, slots and tags, and give them to peers, once there is a socket for them
-        (see ``unmet``). Raises TransportError."""
+        """Share KV cache, slots and tags with peers, once there is a socket (see ``unmet``). Raises
+        TransportError."""
         assert blocks is not None, "a transport of blocks is given some"
         assert isinstance(blocks.tags, SharedTags), "peers read the tags"
         found = [self._copier.share(blocks.kv_cache), self._copier.share(memory.rows)]
@@ -190,11 +190,9 @@ class MappedTransport:
 
     @property
     def unmet(self) -> str | None:
-        """See Meeting."""
         return None if self._server is None else self._server.unmet
 
     def receive(self, memory: SlotMemory, blocks: Blocks | None = None) -> None:
-        """Remember the targets of copies."""
         assert blocks is not None, "a transport of blocks is given some"
         self._here = {
             Region.BLOCKS: blocks.kv_cache.view(-1),
@@ -204,7 +202,7 @@ class MappedTransport:
 
     def connect(self, peer: Incarnation, host: str, card: bytes) -> None:
         """Call the producer's socket. Raises TransportError if it is not on this machine or of
-        another release, NoSocketYet if it is here and cannot be called."""
+        another release, NoSocketYet if it cannot be called yet."""
         self.close(peer)
         self._peers[peer] = _Peer(Call(self._folder, decode_card(card), self._incarnation))
 
@@ -221,7 +219,6 @@ class MappedTransport:
         return ticket
 
     def poll(self, ticket: Ticket) -> Progress:
-        """Return whether the copies are done."""
         if ticket in self._failed:
             self._failed.discard(ticket)
             return Progress.FAILED
@@ -243,7 +240,7 @@ class MappedTransport:
         return self._tags.pop(ticket, b"")
 
     def advance(self) -> None:
-        """Map what peers have given by now."""
+        """Map the memory of peers that have sent it."""
         for peer in self._peers.values():
             if peer.waiting:
                 self._advance(peer)
@@ -253,21 +250,19 @@ class MappedTransport:
         return []
 
     def moments(self) -> list[float]:
-        """See Timed."""
         return [each.mark.due for each in self._reads.values() if each.mark is not None]
 
     def stirs(self) -> bool:
-        """See Timed."""
         return any(each.mark is not None and each.mark.done() for each in self._reads.values())
 
     def close(self, peer: Incarnation) -> None:
-        """Unmap the peer's memory after the last copy: until then it is not free."""
+        """Unmap the peer's memory after the last copy."""
         known = self._peers.pop(peer, None)
         if known is not None:
             self._end(known)
 
     def stop(self) -> None:
-        """Wait for the copies, unmap, give nothing any more."""
+        """Wait for the copies, unmap, end the server."""
         for peer in list(self._peers):
             self.close(peer)
         end = time.monotonic() + STOP_SECONDS
@@ -301,7 +296,7 @@ class MappedTransport:
             self._end(peer)
 
     def _take(self, peer: _Peer, call: Call) -> None:
-        """Map what the producer gave, if it has. Raises TransportError."""
+        """Map the producer's memory, if it has been sent. Raises TransportError."""
         given = call.poll()
         if given is None:
             return
@@ -330,7 +325,7 @@ class MappedTransport:
                     self._copier.copy(self._here[each.local], source, each.joined())
             except TransportError as error:
                 logger.error("%s: a copy could not be begun: %s", self.traits.name, error)
-                failed = True  # those before it are under way: it ends behind them
+                failed = True  # earlier copies are under way: the read ends after them
             mark = self._copier.mark()
             self._reads[ticket] = read._replace(mark=mark, failed=failed, turns=turns)
 

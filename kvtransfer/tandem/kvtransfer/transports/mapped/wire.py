@@ -1,9 +1,8 @@
 """Messages on a worker's Unix socket before its memory, and the card that names the socket.
 
-P sends CHALLENGE to each caller. D answers with ANSWER and one end of a pair of sockets; P sends
-PROOF there, and one end of a pair of its own; by that P sends SIZES and the descriptors of KV
-cache, slots and tags. D's proof covers D's pair, P's covers both, so that only P has the one and
-only D has the other. The secret comes over the authenticated control link, and never crosses this
+P sends CHALLENGE. D sends ANSWER and an end of a pair of sockets; P sends PROOF there with an end
+of its own pair, and on that SIZES and the descriptors. The proofs cover the pairs, so that nothing
+between the ends can use them. The secret comes over the authenticated control link, never over this
 socket.
 """
 
@@ -30,37 +29,37 @@ PROOF_BYTES = 32
 MAPPING = b"tandem kv: mapped memory, 2"
 """Purpose of the keys by which workers greet each other."""
 COPYING = b"tandem kv: copies by the agent, 2"
-"""Purpose of the keys by which consumers ask the agent for a producer's blocks."""
+"""Purpose of the keys by which consumers request a producer's blocks from the agent."""
 
 
 def fresh() -> bytes:
-    """Return bytes that have never been sent."""
+    """Return random bytes."""
     return os.urandom(NONCE_BYTES)
 
 
 def key_for(secret: bytes, purpose: bytes) -> bytes:
-    """Return the key of one purpose: it reveals neither the secret nor another purpose's key."""
+    """Return the key of one purpose, which reveals neither the secret nor other keys."""
     return hmac.digest(secret, purpose, "sha256")
 
 
 def proof_of(key: bytes, role: bytes, *parts: bytes) -> bytes:
-    """Return the proof of an end in this role, over parts of any length, in their order."""
+    """Return the proof of an end in this role over parts of any length, in order."""
     lengths = (len(part).to_bytes(4, "little") + part for part in (role, *parts))
     return hmac.digest(key, b"".join(lengths), "sha256")
 
 
 def is_proof(found: bytes, expected: bytes) -> bool:
-    """Return whether both are equal, in a time that does not depend on where they differ."""
+    """Return whether both are equal, in constant time."""
     return hmac.compare_digest(found, expected)
 
 
 VERSION = 2
-"""Version of the greeting; a worker of another version is reached by another transport."""
+"""Version of the greeting; workers of another version use another transport."""
 MAGIC = b"TDMFDS02"
 CHALLENGE = struct.Struct("<8s32s")
-"""Magic, P's fresh bytes."""
+"""Magic, P's random bytes."""
 ANSWER = struct.Struct("<8s16s32s32s")
-"""Magic, D's incarnation, D's fresh bytes, D's proof."""
+"""Magic, D's incarnation, D's random bytes, D's proof."""
 PROOF = struct.Struct("<8s32s")
 """Magic, P's proof."""
 SIZES = struct.Struct("<8sQQQ")
@@ -77,12 +76,12 @@ class Given(NamedTuple):
     sizes: tuple[int, int, int]
 
     def close(self) -> None:
-        """Close the descriptors; what is mapped stays."""
+        """Close the descriptors; mappings stay."""
         close_all(self.descriptors)
 
 
 class Greeting(NamedTuple):
-    """The values that both proofs of one greeting cover."""
+    """Values that both proofs of one greeting cover."""
 
     name: bytes
     """Name of P's socket in its folder."""
@@ -91,7 +90,7 @@ class Greeting(NamedTuple):
     """Incarnations."""
     challenge: bytes
     answer: bytes
-    """Fresh bytes of P and of D."""
+    """Random bytes of P and of D."""
 
     def consumers(self, key: bytes, pair: bytes) -> bytes:
         """Return D's proof; ``pair`` names the socket that D sends."""
@@ -103,8 +102,8 @@ class Greeting(NamedTuple):
 
 
 class MappedCard(msgspec.Struct, frozen=True, array_like=True):
-    """The address of P's descriptors. A release before the version was sent has the name first, and
-    so neither takes the other's card."""
+    """Address of P's descriptors. Earlier releases begin with the name, so neither accepts the
+    other's card."""
 
     version: Annotated[int, Meta(ge=1)]
     name: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"\A[0-9a-f]+\.sock\Z")]
@@ -115,7 +114,9 @@ class MappedCard(msgspec.Struct, frozen=True, array_like=True):
     """Identity of the folder; empty if it is unknown."""
 
 
-_cards = msgspec.msgpack.Decoder(MappedCard)  # built once: threads must not do it side by side
+_cards = msgspec.msgpack.Decoder(
+    MappedCard
+)  # made once, as threads must not make it at the same time
 
 
 def encode_card(card: MappedCard) -> bytes:
@@ -133,12 +134,12 @@ def decode_card(data: bytes) -> MappedCard:
 
 
 def check_version(card: bytes, allowed: int, what: str) -> None:
-    """Raise TransportError for a card of another version; one that begins with something else than
-    a number is of version 1."""
+    """Raise TransportError for a card of another version; one without a leading number is of
+    version 1."""
     try:
         first = msgspec.msgpack.decode(card, type=list[Any])[0]
     except (msgspec.MsgspecError, UnicodeDecodeError, IndexError):
-        return  # not a card: its decoder says why
+        return  # not a card: its decoder reports why
     version = first if isinstance(first, int) else 1
     if version != allowed:
         raise TransportError(f"the producer has version {version} of {what}, allowed: {allowed}")
@@ -162,8 +163,8 @@ def socket_name(incarnation: Incarnation) -> str:
 
 
 def open_folder(given: str | None) -> Path:
-    """Return the folder of the sockets. Without one it is a private folder of the user below the
-    temporary files. Raises TransportError."""
+    """Return the folder of the sockets; by default a private folder of the user below the temporary
+    files. Raises TransportError."""
     if given is not None:
         folder = Path(given)
         if folder.is_symlink() or not folder.is_dir():

@@ -1,9 +1,7 @@
 """Ops on tensors: attention over paged KV, norms, rotary + KV write, sampling, block moves.
 
-A leaf: it knows no request, no model and no scheduler. Each op has a folder with a typed wrapper
-(`__init__.py`: checks, then dispatch) and one file per backend; `reference.py`, in plain torch, is
-what the other backends are held to and what a CPU runs. Called by tandem.engine (the run half) and
-tandem.kvtransfer (pack, unpack, digest).
+Each op has a folder with a typed wrapper (`__init__.py`: checks, dispatch) and a file per backend.
+`reference.py`, in plain torch, is the CPU's backend, and the others are tested against it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""The few questions that op wrappers ask of their tensors; each answers with BadTensor.
-
-Kept cheap: an op of a decode step costs a few microseconds on a CPU, and its checks are part of it.
-"""
+"""Checks of tensors for op wrappers, which raise BadTensor; cheap, as each op of a step runs
+them."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ def kind(name: str, tensor: Tensor, *want: dtype) -> None:
 
 
 def same(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
-    """Check that `tensor` lies on the device of `other` and has its dtype."""
+    """Check that `tensor` has the device and dtype of `other`."""
     if tensor.dtype != other.dtype:
         raise BadTensor(f"{name} is {tensor.dtype}, but {other_name} is {other.dtype}")
     if tensor.device != other.device:
@@ -46,6 +44,6 @@ def stream(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
 
 
 def dense_last(name: str, tensor: Tensor) -> None:
-    """Check that the last dimension of `tensor` lies without gaps."""
+    """Check that the last dimension of `tensor` is dense."""
     if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
         raise BadTensor(f"{name} has stride {tensor.stride(-1)} in its last dimension, expected 1")

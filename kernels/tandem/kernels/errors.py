@@ -1,21 +1,14 @@
-"""Errors of the kernels.
-
-    KernelError
-    ├── BadTensor      a tensor of the wrong shape, dtype, device or stride (a ValueError too)
-    └── NoBackend      no backend of an op runs there (a LookupError too)
-
-Raised by the typed wrappers before any backend runs; a backend itself assumes checked input.
-"""
+"""Errors of the kernels, raised by the typed wrappers before any backend runs."""
 
 from __future__ import annotations
 
 
 class KernelError(Exception):
-    """Anything that tandem.kernels raises on purpose."""
+    """Base of the kernels' errors."""
 
 
 class BadTensor(KernelError, ValueError):
-    """A tensor that the op cannot take; the text names it, its value and what is allowed."""
+    """The op does not take the tensor; the text names it, its value and what is allowed."""
 
 
 class NoBackend(KernelError, LookupError):

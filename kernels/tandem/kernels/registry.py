@@ -1,8 +1,7 @@
 """Registry of implementations: op × backend, chosen by name or by device.
 
-An op is a name and, for each backend, the place of its function ("module:function"). Nothing is
-imported until it is chosen, so that a machine without Triton never imports it. The typed wrappers
-of each op folder call `Op.on`; engine code names a backend only to choose one.
+An implementation ("module:function") is imported when it is chosen, so that a machine without
+Triton never imports it. The typed wrappers call `Op.on`.
 """
 
 from __future__ import annotations
@@ -49,14 +48,11 @@ class Op(Generic[F]):
 
     @property
     def backends(self) -> tuple[Backend, ...]:
-        """Return the backends that implement this op."""
         return tuple(self._where)
 
     def on(self, device: torch.device, backend: Backend | None = None) -> F:
         """Return the function for tensors on `device`: `backend`'s, or the device's first choice.
-
-        Raises NoBackend when there is none.
-        """
+        Raises NoBackend."""
         if backend is not None:
             return self.load(backend)
         chosen = self._by_device.get(device.type)

@@ -1,7 +1,4 @@
-"""Comparison of a kernel with its reference: the same arguments through two backends.
-
-For tests of other backends (Triton, Gluon) and of future tables; used by tests/kernels alone.
-"""
+"""Comparison of a kernel with its reference, for tests."""
 
 from __future__ import annotations
 
@@ -37,8 +34,8 @@ class Difference:
 def hold(op: Op[F], backend: Backend, *args: object) -> Difference:
     """Run `op` on copies of `args` through the reference and `backend`; both must agree.
 
-    Results and arguments (an op may write into one) are compared, integers exactly, floats within
-    TOLERANCE. Raises AssertionError with the place of the worst difference.
+    Results and arguments are compared, integers exactly, floats within TOLERANCE. Raises
+    AssertionError with the place of the worst difference.
     """
     wanted_args, got_args = copy.deepcopy(args), copy.deepcopy(args)
     wanted = op.load(Backend.TORCH)(*wanted_args)

@@ -1,4 +1,4 @@
-"""The gated activation of the MLP."""
+"""Gated activation of the MLP."""
 
 from __future__ import annotations
 
@@ -22,15 +22,7 @@ SILU_AND_MUL: Op[SiluAndMul] = Op(
 
 
 def silu_and_mul(gate_up: Tensor, *, backend: Backend | None = None) -> Tensor:
-    """silu(gate) * up, the two halves of the last dimension.
-
-    Args:
-        gate_up: [tokens, 2 * dim], the gate first.
-        backend: an explicit choice; by device otherwise.
-
-    Returns:
-        [tokens, dim], dense.
-    """
+    """Return silu(gate) * up of [tokens, 2 * dim], the gate first, as dense [tokens, dim]."""
     checks.shape("gate_up", gate_up, None, None)
     if gate_up.shape[1] % 2:
         raise BadTensor(f"gate_up has {gate_up.shape[1]} columns, expected an even number")

@@ -1,8 +1,6 @@
-"""Queries and blocks of one step: the value that every attention op takes.
+"""Queries and blocks of one step, the argument of every attention op.
 
-Made once a step and passed to each layer's call. A backend keeps in `memo` the values that it
-derived from the tensors (gather rows, masks, split counts), so that the layers after the first
-reuse them.
+Made once a step. A backend caches values derived from the tensors in `memo`, for all layers.
 """
 
 from __future__ import annotations
@@ -17,8 +15,8 @@ from tandem.kernels import checks
 from tandem.kernels.errors import BadTensor
 
 SHORT_ROWS = 64
-"""Query rows (tokens × query heads of a KV head) up to which a chunk is short. A short chunk is
-attended as decodes are, by kernels that are built for each power of two of rows."""
+"""Query rows (tokens × query heads of a KV head) up to which a chunk is attended as decodes are, by
+a kernel for each power of two of rows."""
 LEAST_DIM = 16
 """Least head size that matrix units multiply."""
 MOST_BYTES = 512
@@ -29,7 +27,7 @@ FEW_PAIRS = 64
 
 @dataclass(frozen=True, slots=True)
 class PagedBatch:
-    """Sequences of one attention call, their queries laid end to end."""
+    """Sequences of one attention call, their queries concatenated."""
 
     cu_seqlens_q: Tensor
     """int32 [sequences + 1]: queries of sequence s are rows cu_seqlens_q[s] up to the next."""
@@ -45,7 +43,6 @@ class PagedBatch:
 
     @property
     def num_sequences(self) -> int:
-        """Return the number of sequences in the batch."""
         return self.seq_lens.shape[0]
 
     def check(self) -> PagedBatch:
@@ -63,7 +60,7 @@ class PagedBatch:
 
 
 def sequence_class(count: int) -> int:
-    """Return the power of four, from 16 on, that holds `count` sequences: each has its plans."""
+    """Return the power of four, from 16 on, that holds `count` sequences and selects the plans."""
     most = 16
     while most < count:
         most *= 4
@@ -71,16 +68,15 @@ def sequence_class(count: int) -> int:
 
 
 def in_tiles(head_dim: int, dtype: torch.dtype) -> bool:
-    """Return whether kernels take a head size; others go to the reference. The size must be a power
-    of two, as tiles are. Matrix units set the lower bound, and shared memory for a few tiles sets
-    the upper one. The reference reads values from the device, so a CUDA graph cannot hold it."""
+    """Return whether kernels take a head size: a power of two within the bounds of matrix units and
+    shared memory. Others go to the reference, which a CUDA graph cannot hold."""
     fits = LEAST_DIM <= head_dim <= MOST_BYTES // dtype.itemsize
     return fits and head_dim & (head_dim - 1) == 0
 
 
 def short_batches(heads: int, kv_heads: int) -> Iterator[tuple[int, int]]:
     """Return (longest query, sequences) of batches that together use every decode kernel of a
-    model. The kernels are one for each power of two of rows, for few pairs and for many."""
+    model."""
     queries = 1
     while True:
         yield queries, 1
@@ -94,7 +90,7 @@ def short_batches(heads: int, kv_heads: int) -> Iterator[tuple[int, int]]:
 def check_call(q: Tensor, kv: Tensor, batch: PagedBatch) -> None:
     """Check that the queries [tokens, heads, head_dim] and pages of one layer fit each other.
 
-    A step's layers come with the same shapes: the memo records a check that was done.
+    The memo records a check, so that a step's layers share it.
     """
     seen = ("checked", q.shape, q.stride(-1), q.dtype, kv.shape, kv.stride(), kv.dtype, kv.device)
     if seen not in batch.memo:

@@ -1,4 +1,4 @@
-"""KV pages as boxes of tensor descriptors, with which Gluon's kernels copy them."""
+"""KV pages as boxes of tensor descriptors for Gluon's kernels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ class TokenRows(NamedTuple):
 
     @classmethod
     def of(cls, kv: Tensor) -> TokenRows:
-        """Return the rows of ``kv``."""
         return cls(kv, *(kv.stride(axis) // kv.shape[4] for axis in (0, 1, 2)))
 
     def boxes(self, tokens: int) -> TensorDescriptor:

@@ -1,8 +1,7 @@
-"""Gathering pages of a strided KV cache on a CPU: one page is `[token][head_dim]` of one KV head.
+"""Gathers pages of a strided KV cache on a CPU: a page is `[token][head_dim]` of one KV head.
 
-A page is dense, so a layer's pages are rows of a 2-D view of the KV cache and a gather is one
-index_select of rows of several KiB, near the speed of memcpy. Rows depend on the block table alone
-and are the same for every layer. For the torch backend only.
+A layer's pages are rows of a 2-D view, so a gather is one index_select, with the same rows for
+every layer. For the torch backend.
 """
 
 from __future__ import annotations
@@ -25,17 +24,18 @@ class PageShape(NamedTuple):
 
     @classmethod
     def of(cls, kv: Tensor) -> PageShape:
-        """Geometry of `kv` [num_blocks, 2, kv_heads, block_size, head_dim]."""
+        """Return the geometry of `kv` [num_blocks, 2, kv_heads, block_size, head_dim]."""
         page = kv.shape[3] * kv.shape[4]
         b, two, head = (kv.stride(d) // page for d in (0, 1, 2))
         return cls(b, two, head, kv.shape[2], kv.shape[3], kv.shape[4])
 
 
 def page_rows(shape: PageShape, tables: Tensor) -> Tensor:
-    """Rows of `layer_pages` for blocks `tables` [sequences, n]: int64 [2 * sequences * heads * n].
+    """Return rows of `layer_pages` for blocks `tables` [sequences, n]: int64 [2 * sequences * heads
+    * n].
 
-    In the order [K|V][sequence][kv_head][block], so that the gathered pages of a head are its
-    tokens in order.
+    In the order [K|V][sequence][kv_head][block], so that a head's gathered pages are its tokens in
+    order.
     """
     two = torch.arange(2, device=tables.device) * shape.kv_stride
     heads = torch.arange(shape.num_kv_heads, device=tables.device) * shape.head_stride
@@ -56,6 +56,6 @@ def layer_pages(kv: Tensor, shape: PageShape) -> Tensor:
 
 
 def gather(kv: Tensor, shape: PageShape, rows: Tensor, sequences: int) -> Tensor:
-    """Return K and V of the pages `rows`: [2, sequences, kv_heads, tokens, head_dim], a copy."""
+    """Return a copy of K and V of the pages `rows`: [2, sequences, kv_heads, tokens, head_dim]."""
     pages = torch.index_select(layer_pages(kv, shape), 0, rows)
     return pages.view(2, sequences, shape.num_kv_heads, -1, shape.head_dim)

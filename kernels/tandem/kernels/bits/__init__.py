@@ -1,7 +1,7 @@
-"""64-bit integer arithmetic on tensors: wrap-around int64 that a GPU kernel repeats bit for bit.
+"""64-bit integer arithmetic on tensors, wrap-around int64, equal bit for bit to the GPU kernels'.
 
-SplitMix64 (Steele, Lea, Flood, 2014; constants of Stafford's variant 13) in two forms that agree:
-on Python integers for the few values made on the host, on int64 tensors for the many.
+SplitMix64 (Steele, Lea, Flood, 2014; constants of Stafford's variant 13) on Python integers and on
+int64 tensors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def signed(value: int) -> int:
 
 
 def mix_int(value: int) -> int:
-    """The finaliser of SplitMix64, a bijection of 64-bit integers; result in 0 .. 2^64 - 1."""
+    """Return SplitMix64's finaliser, a bijection of 64-bit integers, in 0 .. 2^64 - 1."""
     value &= _MASK
     value = ((value ^ (value >> 30)) * _MULTIPLY_1) & _MASK
     value = ((value ^ (value >> 27)) * _MULTIPLY_2) & _MASK
@@ -30,14 +30,14 @@ def mix_int(value: int) -> int:
 
 
 def mix(values: Tensor) -> Tensor:
-    """`mix_int` of each element of an int64 tensor, in place where that is free; returns it new."""
+    """Return `mix_int` of each element of an int64 tensor."""
     values = _fold(values, 30).mul_(signed(_MULTIPLY_1))
     values = _fold(values, 27).mul_(signed(_MULTIPLY_2))
     return _fold(values, 31)
 
 
 def logical_shift(values: Tensor, by: int) -> Tensor:
-    """int64 `values` shifted right by 1 to 63 bits with zeros from the left."""
+    """Return int64 `values` shifted right by 1 to 63 bits with zeros from the left."""
     return (values >> by).bitwise_and_((1 << (64 - by)) - 1)
 
 

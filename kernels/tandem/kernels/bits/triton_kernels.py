@@ -8,13 +8,13 @@ import triton.language as tl
 
 @triton.jit
 def logical_shift(value, BY: tl.constexpr):
-    """int64 `value` shifted right by BY with zeros from the left."""
+    """Return int64 `value` shifted right by BY with zeros from the left."""
     return (value >> BY) & ((1 << (64 - BY)) - 1)
 
 
 @triton.jit
 def mix(value):
-    """The finaliser of SplitMix64 on int64; the multipliers are written as signed integers."""
+    """Return SplitMix64's finaliser of int64; the multipliers are signed integers."""
     value = (value ^ logical_shift(value, 30)) * -4658895280553007687
     value = (value ^ logical_shift(value, 27)) * -7723592293110705685
     return value ^ logical_shift(value, 31)

@@ -1,7 +1,6 @@
 """KV blocks as bytes, whole or in parts of their tokens: gather, scatter, copy, digest.
 
-The KV cache is seen as [num_blocks, block_bytes] uint8: a block with all its layers is one row.
-Called by kvtransfer (send and receive slots) and by the runner (copy-on-write forks).
+The KV cache is [num_blocks, block_bytes] uint8: a block with all its layers is one row.
 """
 
 from __future__ import annotations
@@ -39,13 +38,10 @@ DIGEST: Op[Callable[[Tensor, Tensor], None]] = Op(
 
 
 def pack(kv_cache: Tensor, ids: Tensor, out: Tensor, *, backend: Backend | None = None) -> None:
-    """Gather blocks: out[i] = KV cache[ids[i]].
+    """Gather blocks: out[i] = kv_cache[ids[i]].
 
-    Args:
-        KV cache: [num_blocks, block_bytes] uint8, dense.
-        ids: int64 [n], in range.
-        out: [n, block_bytes] uint8, dense; a send slot's payload.
-        backend: an explicit choice; by device otherwise.
+    The KV cache is [num_blocks, block_bytes] uint8, ids int64 [n], out [n, block_bytes] uint8; all
+    dense.
     """
     _check(kv_cache, ids, out)
     PACK.on(kv_cache.device, backend)(kv_cache, ids, out)
@@ -54,7 +50,7 @@ def pack(kv_cache: Tensor, ids: Tensor, out: Tensor, *, backend: Backend | None 
 def unpack(
     packed: Tensor, ids: Tensor, kv_cache: Tensor, *, backend: Backend | None = None
 ) -> None:
-    """Scatter blocks: KV cache[ids[i]] = packed[i]. The ids are distinct; shapes as in `pack`."""
+    """Scatter blocks: kv_cache[ids[i]] = packed[i]. The ids are distinct; shapes as in `pack`."""
     _check(kv_cache, ids, packed)
     UNPACK.on(kv_cache.device, backend)(packed, ids, kv_cache)
 
@@ -64,15 +60,9 @@ def pack_parts(
 ) -> None:
     """Gather parts of blocks: out[i] = part ids[i] % parts of block ids[i] // parts.
 
-    A block is ``rows`` runs of bytes, one behind the other, each of the same tokens; a part is an
-    equal share of each run. How many parts a block has follows from the sizes.
-
-    Args:
-        KV cache: [num_blocks, block_bytes] uint8, dense; whole multiples of a part.
-        ids: int64 [n], in range.
-        out: [n, part_bytes] uint8, dense; on the KV cache's device.
-        rows: runs of a block; they divide part_bytes.
-        backend: an explicit choice; by device otherwise.
+    A block is ``rows`` runs of bytes, each of the same tokens; a part is an equal share of each
+    run. The KV cache is [num_blocks, block_bytes] uint8, ids int64 [n], out [n, part_bytes] uint8
+    on the same device; all dense.
     """
     _check_parts(kv_cache, ids, out, rows)
     PACK_PARTS.on(kv_cache.device, backend)(kv_cache, ids, out, rows)
@@ -81,13 +71,13 @@ def pack_parts(
 def unpack_parts(
     packed: Tensor, ids: Tensor, kv_cache: Tensor, rows: int, *, backend: Backend | None = None
 ) -> None:
-    """Scatter parts of blocks, where `pack_parts` finds them. The ids are distinct."""
+    """Scatter parts of blocks as `pack_parts` gathers them. The ids are distinct."""
     _check_parts(kv_cache, ids, packed, rows)
     UNPACK_PARTS.on(kv_cache.device, backend)(packed, ids, kv_cache, rows)
 
 
 def copy(kv_cache: Tensor, source: Tensor, to: Tensor, *, backend: Backend | None = None) -> None:
-    """Copy blocks within the KV cache: KV cache[to[i]] = KV cache[source[i]].
+    """Copy blocks within the KV cache: kv_cache[to[i]] = kv_cache[source[i]].
 
     No destination appears twice or among the sources. `source` and `to` are int64 [n].
     """
@@ -99,11 +89,10 @@ def copy(kv_cache: Tensor, source: Tensor, to: Tensor, *, backend: Backend | Non
 
 
 def digest(data: Tensor, *, backend: Backend | None = None) -> int:
-    """64-bit digest of dense uint8 `data` of any shape, as an unsigned integer.
+    """Return the 64-bit digest of dense uint8 `data` of any shape, as an unsigned integer.
 
-    The same on every machine and backend (`blocks/multilinear.py` has the hash). It finds
-    accidents, such as torn, stale or misplaced extents, with a miss of about 2^-32; it is no
-    defence against a forger.
+    The same on every backend (`blocks/multilinear.py`). It detects accidents with a miss of about
+    2^-32, not forgery.
     """
     total = torch.zeros(1, dtype=torch.int64, device=data.device)
     add_digest(data, total, backend=backend)
@@ -111,8 +100,8 @@ def digest(data: Tensor, *, backend: Backend | None = None) -> int:
 
 
 def add_digest(data: Tensor, total: Tensor, *, backend: Backend | None = None) -> None:
-    """`digest`, added to int64 `total` ([1], on the device of `data`) by the device itself: of a
-    GPU nothing is waited for."""
+    """Add `digest` to int64 `total` ([1], on the device of `data`), without waiting for the
+    device."""
     checks.kind("data", data, torch.uint8)
     checks.shape("total", total, 1)
     checks.kind("total", total, torch.int64)

@@ -1,20 +1,12 @@
-"""A 64-bit digest in two levels, so that chunks can be hashed in any order on any device.
+"""64-bit digest in two levels, so that chunks can be hashed in any order on any device.
 
-Level 1, per chunk j of 1,024 little-endian 64-bit words x_i (zeros fill the last chunk):
+Level 1, per chunk j of 1,024 little-endian 64-bit words x_i (the last is padded by zeros): s1 = sum
+K1_i * x_i, s2 = sum K2_i * (x_i >> 32), mod 2^64. It is multilinear hashing (Lemire & Kaser,
+"Strongly universal string hashing is fast", 2014) of 32-bit characters under 64-bit keys: chunks
+collide with about 2^-32.
 
-    s1 = sum K1_i * x_i          s2 = sum K2_i * (x_i >> 32)        mod 2^64
-
-Multilinear hashing (Lemire & Kaser, "Strongly universal string hashing is fast", 2014). Its proof
-needs characters of 32 bits under 64-bit keys: s2 sees the high halves alone, and where those agree
-s1 sees a difference of low halves alone, so either way two chunks collide with about 2^-32.
-
-Level 2:
-
-    digest = bytes + sum_j mix(s1_j + mix(s2_j + (j + 1) * GAMMA))            mod 2^64
-
-The sum commutes, so that programs of a device add to one word as they end; the position of a chunk
-is in its term. Keys are the SplitMix64 sequence from a
-fixed seed, all multiplications wrap around.
+Level 2: digest = bytes + sum_j mix(s1_j + mix(s2_j + (j + 1) * GAMMA)) mod 2^64, a sum in any
+order. Keys are the SplitMix64 sequence from a fixed seed.
 """
 
 from __future__ import annotations
@@ -31,7 +23,7 @@ WORDS = 1024
 
 _SEED = 0x74616E64656D0001
 _AT_ONCE = 64
-"""Chunks per pass; their temporary stays in a CPU's second cache."""
+"""Chunks per pass, whose temporary fits a CPU's second cache."""
 
 
 def add_digest(data: Tensor, total: Tensor) -> None:
@@ -49,7 +41,7 @@ def add_digest(data: Tensor, total: Tensor) -> None:
 
 
 def _chunk_sums(words: Tensor) -> tuple[Tensor, Tensor]:
-    """Level 1 of int64 [chunks, WORDS]."""
+    """Return level 1 of int64 [chunks, WORDS]."""
     low, high = chunk_keys(str(words.device))
     s1 = torch.empty(words.shape[0], dtype=torch.int64, device=words.device)
     s2 = torch.empty_like(s1)
@@ -67,7 +59,7 @@ def _combine(s1: Tensor, s2: Tensor, num_bytes: int) -> Tensor:
 
 
 def _words(data: Tensor) -> Tensor:
-    """Whole chunks of bytes as int64 [chunks, WORDS]; copied only where they are not aligned."""
+    """Return whole chunks of bytes as int64 [chunks, WORDS]; copied only if not aligned."""
     if data.storage_offset() % 8:
         data = data.clone()
     return data.view(torch.int64).view(-1, WORDS)

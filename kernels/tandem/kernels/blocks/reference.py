@@ -1,4 +1,4 @@
-"""Block moves in plain torch: a block is hundreds of KiB, so one memcpy a block is the fastest."""
+"""Block moves in plain torch: one memcpy a block."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def unpack_parts(packed: Tensor, ids: Tensor, kv_cache: Tensor, rows: int) -> No
 
 
 def _parts_of(kv_cache: Tensor, packed: Tensor, rows: int) -> tuple[Tensor, int]:
-    """The KV cache as [num_blocks, rows, parts, bytes of a run in a part], and how many parts."""
+    """Return the KV cache as [num_blocks, rows, parts, bytes of a run in a part], and the number of
+    parts."""
     count = kv_cache.shape[1] // packed.shape[1]
     return kv_cache.view(kv_cache.shape[0], rows, count, -1), count
 

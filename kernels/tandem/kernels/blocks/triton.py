@@ -1,9 +1,8 @@
 """Block moves and the digest in Triton, for a KV cache in GPU memory.
 
-One launch moves any number of blocks, so that small blocks cost no launch each; it keeps its hands
-off most multiprocessors where a row is long enough to fill a few. Whole blocks of megabytes between
-a GPU and elsewhere go by the copy engines instead (`reference`, one copy a block), which disturb
-the steps beside them less than a kernel. Roofline: bytes read plus bytes written.
+One launch moves any number of blocks, on few multiprocessors. Whole large blocks between a GPU and
+elsewhere use the copy engines (`reference`), which disturb steps less. Roofline: bytes read plus
+bytes written.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ def copy(kv_cache: Tensor, source: Tensor, to: Tensor) -> None:
 
 
 def add_digest(data: Tensor, total: Tensor) -> None:
-    """See the wrapper, in one launch; bytes that fill no whole word are copied to one that zeros
-    fill up."""
+    """See the wrapper; one launch. Bytes of a partial word are copied to a padded one."""
     num_bytes = data.numel()
     if num_bytes % 8 or data.storage_offset() % 8:
         data = torch.nn.functional.pad(data, (0, -num_bytes % 8))
@@ -88,7 +86,7 @@ def _as_words(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _near(ids: Tensor, like: Tensor) -> Tensor:
-    """Ids on the device; from pinned memory, as a copy from other memory waits for the stream."""
+    """Return ids on the device, from pinned memory, as other copies wait for the stream."""
     if ids.device == like.device:
         return ids
     return ids.pin_memory().to(like.device, non_blocking=True)

@@ -8,16 +8,16 @@ import triton.language as tl
 from tandem.kernels.bits.triton_kernels import mix, place
 
 
-# Where a slot's block numbers begin in a buffer must not make another kernel.
+# Offsets of block numbers in a buffer must not build another kernel.
 @triton.jit(do_not_specialize=["source_ids", "target_ids"])
 def move_rows(
     source, target, source_ids, target_ids, words, PER_ROW,
     GATHER: tl.constexpr, SCATTER: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """target[t] = source[s] for rows of `words` elements. Grid: (rows, PER_ROW).
+    """Copy target[t] = source[s] for rows of `words` elements. Grid: (rows, PER_ROW).
 
     Row i goes from source_ids[i] (with GATHER, else i) to target_ids[i] (with SCATTER, else i);
-    program j of PER_ROW of a row takes every PER_ROW-th piece of BLOCK elements.
+    program j of a row takes every PER_ROW-th piece of BLOCK elements.
     """
     row = tl.program_id(0).to(tl.int64)
     s = row
@@ -36,11 +36,11 @@ def move_rows(
 @triton.jit(do_not_specialize=["total", "words", "num_bytes"])
 def add_terms(data, low_keys, high_keys, total, words, num_bytes, WORDS: tl.constexpr):
     """Add the term of one chunk of WORDS int64 to the digest (multilinear.py) of `num_bytes`; the
-    first one adds the length, too. The sum is the same in any order. Grid: (chunks,)."""
+    first adds the length, too. Grid: (chunks,)."""
     chunk = tl.program_id(0).to(tl.int64)
     in_chunk = tl.arange(0, WORDS)
     at = chunk * WORDS + in_chunk
-    if (chunk + 1) * WORDS <= words:  # loaded as wide as the device can, whatever `words` is
+    if (chunk + 1) * WORDS <= words:  # loaded with the device's full width
         word = tl.load(data + at)
     else:
         word = tl.load(data + at, mask=at < words, other=0)

@@ -1,6 +1,6 @@
 """Products with weights in fp8 (e4m3) that have a scale for each block of 128 by 128.
 
-The weight is read as it is held, in 8 bits; x stays in its own type, and sums are in float32.
+The weight is read in 8 bits; x keeps its type, and sums are in float32.
 """
 
 from __future__ import annotations
@@ -35,18 +35,11 @@ def fp8_linear(
     out_dtype: torch.dtype | None = None,
     backend: Backend | None = None,
 ) -> Tensor:
-    """x @ (weight * scale of its block).T + bias.
+    """Return x @ (weight * scale of its block).T + bias as dense [rows, out].
 
-    Args:
-        x: [rows, in], float32, bfloat16 or float16.
-        weight: [out, in] of float8_e4m3fn, dense.
-        scale: float32 [blocks of out, blocks of in], the last of either cut short; dense.
-        bias: [out] of x's type, or None.
-        out_dtype: of the result; x's if None.
-        backend: an explicit choice; by device otherwise.
-
-    Returns:
-        [rows, out], dense.
+    x is [rows, in] in float32, bfloat16 or float16; weight dense float8_e4m3fn [out, in]; scale
+    dense float32 [blocks of out, blocks of in], the last ones cut short; bias [out] of x's type.
+    ``out_dtype`` None is x's.
     """
     checks.shape("x", x, None, None)
     checks.kind("x", x, torch.float32, torch.bfloat16, torch.float16)

@@ -1,5 +1,5 @@
-"""The product in plain torch, a strip of outputs at a time, so that no weight is ever whole in
-another type."""
+"""Product in plain torch, a strip of outputs at a time, which bounds the memory of converted
+weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STRIP = 8 * BLOCK
 def fp8_linear(
     x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
-    """See the wrapper; weights are rounded to x's type once they are scaled."""
+    """See the wrapper; scaled weights are rounded to x's type."""
     outputs = weight.shape[0]
     out = torch.empty(x.shape[0], outputs, dtype=out_dtype, device=x.device)
     for first in range(0, outputs, STRIP):
@@ -28,7 +28,7 @@ def fp8_linear(
 
 
 def scaled(weight: Tensor, scale: Tensor) -> Tensor:
-    """Return the weights in float32, from a first row that begins a block."""
+    """Return the weights in float32; the first row must begin a block."""
     outputs, inner = weight.shape
     rows = scale.repeat_interleave(BLOCK, 0)[:outputs]
     return weight.float().mul_(rows.repeat_interleave(BLOCK, 1)[:, :inner])

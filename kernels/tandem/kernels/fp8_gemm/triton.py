@@ -1,4 +1,4 @@
-"""The product in Triton. Roofline: at few rows, a byte a weight over the memory's read rate."""
+"""Product in Triton. Roofline: at few rows, a byte a weight over the memory's read rate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from . import BLOCK
 from .triton_kernels import multiply_blocks
 
 FEW_ROWS = 64
-"""Up to which a product is a read of its weight: narrow tiles, so that all multiprocessors read."""
+"""Rows up to which tiles are narrow, so that all multiprocessors read the weight."""
 
 
 def fp8_linear(

@@ -11,11 +11,11 @@ def multiply_blocks(
     x, weight, scale, bias, out, rows, outputs, inner, x_row, weight_row, scale_row,
     BM: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """out = x @ (weight * scale of its block).T + bias. Grid: (tiles of outputs, tiles of rows).
+    """Compute out = x @ (weight * scale of its block).T + bias. Grid: (tiles of outputs, tiles of
+    rows).
 
     x [rows, inner], weight [outputs, inner] of e4m3, scale float32 a block of BLOCK x BLOCK, each
-    with a row stride; out [rows, outputs] dense. BN divides BLOCK, so a tile has one scale a step,
-    which multiplies the step's sums.
+    with a row stride; out [rows, outputs] dense. BN divides BLOCK, so a tile has one scale a step.
     """
     first = tl.program_id(0) * BN
     n = first + tl.arange(0, BN)

@@ -1,10 +1,8 @@
-"""Products with the weights of linear layers, for any number of rows, with what surrounds them.
+"""Products with the weights of linear layers, for any number of rows, and the ops next to them.
 
-At up to 128 rows a product is a read of its weight, and a kernel written for that reads faster than
-cuBLAS where the table of the device says so (tables/, made by bench/kernels/tune_gemm.py); at more
-rows, for other shapes and on other devices it is torch's. The neighbours of a product (norm before
-it, residual addition or gated activation after it) belong to the op, so that a backend may fold
-them in where that pays.
+At up to 128 rows a kernel of the device's table (tables/, made by bench/kernels/tune_gemm.py) may
+replace cuBLAS; otherwise torch multiplies. A backend may fold in the norm before a product and the
+residual addition or activation after it.
 """
 
 from __future__ import annotations
@@ -43,17 +41,10 @@ def linear(
     out_dtype: torch.dtype | None = None,
     backend: Backend | None = None,
 ) -> Tensor:
-    """x @ weight.T + bias.
+    """Return x @ weight.T + bias as dense [rows, out], with float32 sums.
 
-    Args:
-        x: [rows, in].
-        weight: [out, in], x's dtype, as nn.Linear has it; the last dimension dense.
-        bias: [out] or None.
-        out_dtype: of the result; x's if None. A GPU then never rounds the sums to x's dtype.
-        backend: an explicit choice; by device otherwise.
-
-    Returns:
-        [rows, out], dense; sums are in float32.
+    x is [rows, in]; weight [out, in] of x's dtype with a dense last dimension; bias [out].
+    ``out_dtype`` None is x's; with another, a GPU does not round the sums to x's dtype.
     """
     _check(x, weight, bias)
     return LINEAR.on(x.device, backend)(x, weight, bias, out_dtype or x.dtype)
@@ -62,7 +53,7 @@ def linear(
 def linear_add(
     x: Tensor, weight: Tensor, residual: Tensor, *, backend: Backend | None = None
 ) -> Tensor:
-    """residual += x @ weight.T in place; returns residual [rows, out], of x's dtype or float32."""
+    """Add x @ weight.T to residual [rows, out], of x's dtype or float32, in place; return it."""
     _check(x, weight, None)
     checks.shape("residual", residual, x.shape[0], weight.shape[0])
     checks.stream("residual", residual, "x", x)
@@ -79,7 +70,7 @@ def norm_linear(
     *,
     backend: Backend | None = None,
 ) -> Tensor:
-    """linear(rms_norm(x, gain, eps), weight, bias); gain [in], x may be a float32 stream."""
+    """Return linear(rms_norm(x, gain, eps), weight, bias); gain [in], x may be a float32 stream."""
     _check_shapes(x, weight, bias)
     _check_gain(gain, x, weight)
     return NORM_LINEAR.on(x.device, backend)(x, gain, eps, weight, bias)
@@ -88,17 +79,10 @@ def norm_linear(
 def norm_gated(
     x: Tensor, gain: Tensor, eps: float, weight: Tensor, *, backend: Backend | None = None
 ) -> Tensor:
-    """silu_and_mul(linear(rms_norm(x, gain, eps), weight)).
+    """Return silu_and_mul(linear(rms_norm(x, gain, eps), weight)) as dense [rows, dim].
 
-    Args:
-        x: [rows, in], which may be a float32 stream.
-        gain: [in].
-        eps: of the norm.
-        weight: [2 * dim, in], the gate's rows first.
-        backend: an explicit choice; by device otherwise.
-
-    Returns:
-        [rows, dim], dense.
+    x is [rows, in] and may be a float32 stream; gain [in]; weight [2 * dim, in], the gate's rows
+    first.
     """
     _check_shapes(x, weight, None)
     _check_gain(gain, x, weight)

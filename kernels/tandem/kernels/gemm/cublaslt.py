@@ -1,11 +1,8 @@
 """Products of many rows by an algorithm of cuBLASLt that the device's table names.
 
-torch leaves the choice to cuBLAS, which takes the fastest one on a cool card. Prompts in a row
-bring the card to its power limit, and there the algorithms with wide tiles win: they read less per
-operation, which takes less energy (bench/results/gemm_h200.md). torch has no call to select one, so
-this calls the library that torch has loaded; numbers are those of its header, cublasLt.h.
-
-Sums are in float32. Only for CUDA; nothing here waits for the device.
+cuBLAS's own choice is the fastest on a cool card. Prompts in a row reach the power limit, where
+wide tiles win (bench/results/gemm_h200.md). torch cannot select an algorithm, so this calls the
+library that torch has loaded; numbers are those of cublasLt.h. Sums are in float32.
 """
 
 from __future__ import annotations
@@ -40,11 +37,11 @@ _NO_WORKSPACE = c_size_t(0)
 
 
 class CublasError(RuntimeError):
-    """A call that cuBLASLt refused."""
+    """cuBLASLt refused a call."""
 
 
 class _Found(ctypes.Structure):
-    """cublasLtMatmulHeuristicResult_t."""
+    """cublasLtMatmulHeuristicResult_t"""
 
     _fields_ = (
         ("algorithm", c_uint64 * 8),
@@ -72,13 +69,13 @@ class Multiply:
         self._found = found
         self._shape = shape
         self._operation = library.operation()
-        # Its matrices are column by column: what is asked for is out.T = weight @ x.T.
+        # Its matrices are column by column, so the product is out.T = weight @ x.T.
         self._weight = library.layout(shape.dtype, shape.inner, shape.outputs)
         self._x = library.layout(shape.dtype, shape.inner, 1)
         self._out = library.layout(shape.dtype, shape.outputs, 1)
         self._one, self._zero = byref(c_float(1.0)), byref(c_float(0.0))
         self._rows = 1
-        """Rows that the layouts are set to: a step's layers have the same number."""
+        """Rows that the layouts are set to."""
 
     def takes(self, x: Tensor, weight: Tensor) -> bool:
         """Return whether both are dense, as the layouts require."""
@@ -116,7 +113,7 @@ class Multiply:
 
 
 class Library:
-    """cuBLASLt as torch has loaded it. Made once a device, with that device current."""
+    """cuBLASLt as loaded by torch. Made once a device, with that device current."""
 
     def __init__(self) -> None:
         """Load the library. Raises OSError if there is none."""
@@ -147,7 +144,6 @@ class Library:
         return made
 
     def set_columns(self, layout: c_void_p, columns: int) -> None:
-        """Change a layout's number of columns."""
         value = c_uint64(columns)
         change = self._lib.cublasLtMatrixLayoutSetAttribute
         self._check("layout", change(layout, _COLUMNS, byref(value), c_size_t(sizeof(value))))
@@ -201,10 +197,8 @@ class Library:
 
 
 def multiply(x: Tensor, weight: Tensor, algorithm: Algorithm) -> Tensor | None:
-    """Return x [rows, in] @ weight [out, in].T, or None if the algorithm does not take them.
-
-    Raises CublasError if the library refuses the call.
-    """
+    """Return x [rows, in] @ weight [out, in].T, or None if the algorithm does not take them. Raises
+    CublasError."""
     if x.dtype not in _TYPES or x.dtype != weight.dtype:
         return None
     found = _product(x.device, Shape(weight.shape[0], weight.shape[1], x.dtype), algorithm)

@@ -1,4 +1,4 @@
-"""Forms of a product's kernel: tables hold them, the rule gives them, launches take them."""
+"""Forms of a product's kernel, from tables or the rule, for launches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 ROW_CLASSES = (1, 16, 32, 64, 128)
-"""Most rows of each class of sizes that the tables know."""
+"""Most rows of each class of sizes in the tables."""
 
 
 class Kind(StrEnum):

@@ -1,9 +1,8 @@
 """Products with few rows in Gluon for Hopper: descriptors, the ring's size and the launch.
 
-Chosen by the tables like the forms in triton.py, whose partial sums and counters it shares.
+Chosen by the tables; partial sums and counters are those of triton.py.
 
-Roofline: bytes of the weight over the memory's read rate; bench/results/gemm_h200.md has the
-measurements.
+Roofline: bytes of the weight over the memory's read rate; see bench/results/gemm_h200.md.
 """
 
 from __future__ import annotations

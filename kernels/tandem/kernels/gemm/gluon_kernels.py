@@ -1,15 +1,11 @@
 """Jit code of products with few rows for Hopper: the weight streams through shared memory.
 
-A tile is `BN` outputs, and `GROUP` tiles side by side are multiplied at once, so that the rows of
-x are read once for all of them. A group's inner dimension is cut into `SPLIT` pieces, which are
-shared out over at most a program a multiprocessor. A producer warp copies `BK` of the inner
-dimension by `BK` into a ring of `STAGES`, by TMA; it fills the ring with weights before the kernel
-ahead has ended, so that what lies between two products (norm, activation, the end of a sum) costs
-the memory little. A warpgroup multiplies, with the weight as the left operand and the rows of x as
-the narrow side.
+`GROUP` tiles of `BN` outputs are multiplied with the same rows of x. A group's inner dimension is
+cut into `SPLIT` pieces, shared out over at most a program a multiprocessor. A producer warp copies
+`BK` of the inner dimension by TMA into a ring of `STAGES`, with weights before the kernel ahead has
+ended. A warpgroup multiplies, with the weight as the left operand.
 
-The programs of a split group leave their parts; the last of them to arrive adds the parts in a
-fixed order, so that a result does not depend on who was faster. Launched by gluon.py.
+The last program of a split group adds the parts in a fixed order, so that results do not vary.
 """
 
 from __future__ import annotations
@@ -133,7 +129,7 @@ def _sum_parts(
     partials, tile, row,
     SIZE: gl.constexpr, BN: gl.constexpr, BM: gl.constexpr, SPLIT: gl.constexpr, L: gl.constexpr,
 ):  # fmt: skip
-    """Outputs row.. of a tile, its parts added in their order."""
+    """Return outputs row.. of a tile, its parts added in their order."""
     n = gl.expand_dims(row + gl.arange(0, SIZE, gl.SliceLayout(1, L)), 1)
     m = gl.expand_dims(gl.arange(0, BM, gl.SliceLayout(0, L)), 0)
     at = partials + tile * (SPLIT * BN * BM) + m * BN + n
@@ -145,7 +141,7 @@ def _sum_parts(
 
 @gluon.jit
 def _halves(acc, BN: gl.constexpr, BM: gl.constexpr, GATED: gl.constexpr, L: gl.constexpr):
-    """A tile's sums [BN, BM] in layout L; with GATED those of the gate and of what it gates."""
+    """Return a tile's sums [BN, BM] in layout L; with GATED those of gate and up."""
     if GATED:
         PAIRS: gl.constexpr = gl.BlockedLayout([4, 1, 2], [8, 4, 1], [1, 4, 1], [2, 0, 1])
         pairs = gl.permute(gl.reshape(acc, [2, BN // 2, BM]), (1, 2, 0))
@@ -163,7 +159,7 @@ def _multiply(
     ws, xs, full, empty, begin, end,
     BM: gl.constexpr, BN: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, ML: gl.constexpr,
 ):  # fmt: skip
-    """Sums over steps begin..end of each tile of a group: float32 [BN, BM] in layout ML."""
+    """Return sums over steps begin..end of each tile of a group: float32 [BN, BM] in layout ML."""
     sums = ()
     for _ in gl.static_range(GROUP):
         zeros = gl.zeros([BN, BM], gl.float32, ML)
@@ -250,7 +246,7 @@ def multiply_stream(
     SPLIT: gl.constexpr, STAGES: gl.constexpr,
     GATED: gl.constexpr, ADD: gl.constexpr, BIAS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Up to BM rows times a weight. Grid: any number of programs up to `pieces`, 4 warps.
+    """Multiply up to BM rows with a weight. Grid: at most `pieces` programs, 4 warps.
 
     w_desc: [outputs, inner], boxes [BN, BK]; with GATED twice the outputs, the second half from row
     `outputs` on, and boxes [BN / 2, BK]. x_desc: [rows, inner], boxes [BM, BK]. `length` is inner /

@@ -1,8 +1,5 @@
-"""Products in plain torch: what a CPU runs, and the fallback for many rows on a GPU.
-
-Norm and activation are the ops of this package, so that on a GPU they are its kernels; the residual
-is added within the product (one rounding, one pass less).
-"""
+"""Products in plain torch, for CPUs and for many rows on a GPU; the residual is added within the
+product."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Form of a product whose shape is in no table, on a Hopper device that has a table.
+"""Form of a product that is in no table, on a Hopper device that has a table.
 
-Made from the times of every form for the products of twelve models on an H200 (bench/kernels:
-`tune_gemm.py --times`, read by `rule_gemm.py`); docs/kernels.md has the resulting times. There is
-no form at more than 64 rows, where cuBLAS is as fast, or if no tile divides the shape.
+Derived from measurements on an H200 (bench/kernels: `tune_gemm.py --times`, `rule_gemm.py`;
+docs/kernels.md). There is no form above 64 rows, where cuBLAS is as fast, or if no tile divides the
+shape.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ TILE = 64
 FEWEST = 28
 """Number of programs below which cuBLAS is as fast."""
 SHORT = 2048
-"""Inner size up to which parts do not pay: a ring holds much of it before the product begins."""
+"""Inner size up to which parts do not pay."""
 LONG = 8192
 """Inner size from which each program's share has to be small."""
 MOST_ROWS = 64
@@ -22,8 +22,8 @@ _MOST_STAGES = 12
 
 
 def form_of(kind: Kind, outputs: int, inner: int, rows: int, programs: int) -> Form | None:
-    """Return the form for up to `rows` (one of the classes), or None for no form. The device runs
-    `programs` programs at once."""
+    """Return the form for up to `rows` (one of the classes), or None. The device runs `programs`
+    programs at once."""
     if rows > MOST_ROWS:
         return None
     if rows == 1:
@@ -59,8 +59,8 @@ def _streamed(kind: Kind, outputs: int, inner: int, rows: int, programs: int) ->
 
 
 def _split(tiles: int, inner: int, rows: int, programs: int) -> int:
-    """Return the number of parts of the inner size. It is the fewest with which a program's share
-    of the weight is small, else the number with which the share is the smallest."""
+    """Return the fewest parts of the inner size that make a program's share small, else those with
+    the smallest share."""
     ways = [n for n in (1, 2, 4, 8) if inner % (n * TILE) == 0 and (n < 8 or tiles <= 16)]
     if tiles >= 2 * programs:
         return 1
@@ -78,7 +78,7 @@ def _share(pieces: int, programs: int) -> float:
 
 def _ring(outputs: int, inner: int, split: int, rows: int) -> Form | None:
     """Return the form with as many stages as shared memory holds."""
-    from .gluon import ring_fits  # needs Triton's Gluon, which only these forms do
+    from .gluon import ring_fits  # requires Triton's Gluon
 
     if inner < TILE:
         return None

@@ -1,13 +1,9 @@
-"""Tables of the kernel for each shape: measured once a device, kept as data next to the code.
+"""Tables of the kernel for each shape, measured once a device.
 
-A table is tables/<device>.json: the command that made it, the versions it was made with, and per
-(kind, outputs, inner size, most rows) the fastest form, its time, and the time without it: that of
-cuBLAS for a product alone, that of the ops one after the other for a product with its neighbours.
-If that was faster the form is null. A shape that is not in the table of a Hopper device gets its
-form by a rule (rule.py); a device without a table uses no form.
-
-For many rows, where cuBLAS multiplies, it names the algorithms to take in place of cuBLAS's own
-choice, each with the fewest rows that it is for.
+tables/<device>.json has, per (kind, outputs, inner size, most rows), the fastest form, its time,
+and the time without it; the form is null if that was faster. Shapes missing on a Hopper device use
+rule.py; devices without a table use no form. For many rows it names algorithms of cuBLASLt, each
+with its fewest rows.
 """
 
 from __future__ import annotations
@@ -26,7 +22,7 @@ from .form import ROW_CLASSES, Form, Kind, row_class
 from .rule import form_of
 
 HOPPER = 9
-"""The generation whose kernel the rule's forms are for."""
+"""Generation of the rule's forms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +40,7 @@ Algorithms = dict[tuple[int, int], list[tuple[int, Algorithm | None]]]
 
 
 def form_for(device: torch.device, kind: Kind, outputs: int, inner: int, rows: int) -> Form | None:
-    """Return the form that the device's table has, or the rule's; None for no form."""
+    """Return the form in the device's table, or the rule's; None for no form."""
     most = row_class(rows)
     if most is None or device.type != "cuda":
         return None

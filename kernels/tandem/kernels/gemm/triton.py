@@ -1,7 +1,6 @@
 """Products in Triton if the device's table has a form for them, else torch's.
 
-Roofline: bytes of the weight over the memory's read rate; bench/results/gemm_h200.md has the
-measurements.
+Roofline: bytes of the weight over the memory's read rate; see bench/results/gemm_h200.md.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def launch(
     if out is None:
         out = torch.empty(rows, outputs, dtype=out_dtype or x.dtype, device=x.device)
     if form.stream:
-        from . import gluon  # needs Triton's Gluon, which only these forms do
+        from . import gluon  # requires Triton's Gluon
 
         gluon.launch(x, weight, form, out, bias, residual, _room(x.device), gated=gated)
     elif rows == 1:
@@ -176,7 +175,7 @@ def fits(form: Form, kind: Kind, outputs: int, inner: int, rows: int) -> bool:
 def _form(x: Tensor, weight: Tensor, kind: Kind = Kind.PLAIN) -> Form | None:
     rows = x.shape[0]
     if x.is_cuda:
-        _room(x.device)  # by a step's first product, of whatever size: before any graph is captured
+        _room(x.device)  # by a step's first product, before any graph is captured
     if not rows or x.dtype not in (torch.bfloat16, torch.float16) or x.stride(1) != 1:
         return None
     outputs, inner = weight.shape

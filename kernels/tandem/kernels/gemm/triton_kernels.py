@@ -1,12 +1,9 @@
 """Jit code of products with few rows: the weight is read once, at the speed of memory.
 
-`multiply_one` takes one row and needs no matrix unit: a program holds whole rows of the weight, so
-its sums are final and bias and residual fold in. (The norm before it and the activation after it do
-not: every program would read the row and the gain again, and a step came out 4 % slower.)
-`multiply_few` takes up to 64 rows: tiles of the weight are the left operand of the matrix unit (the
-rows of x are then its narrow side), the inner dimension may be split over programs, and the last of
-them to arrive adds the parts in a fixed order, so that a result does not depend on who was faster.
-Both start to fetch their weights before the kernel ahead of them has ended.
+`multiply_one` takes one row: a program has whole rows of the weight, so bias and residual fold in.
+`multiply_few` takes up to 64 rows: the weight is the left operand of the matrix unit, the inner
+dimension may be split, and the last program adds the parts in a fixed order. Both prefetch weights
+before the kernel ahead has ended.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ def multiply_one(
     BN: tl.constexpr, BK: tl.constexpr, CHUNKS: tl.constexpr, ADD: tl.constexpr,
     BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """BN outputs of one row of x. Grid: (outputs / BN,).
+    """Compute BN outputs of one row of x. Grid: (outputs / BN,).
 
     x [BK * CHUNKS] dense; w [outputs, BK * CHUNKS] with row stride w_row; bias, residual (with ADD,
     added to and stored to out) and out [outputs].
@@ -38,7 +35,7 @@ def multiply_one(
     k = tl.arange(0, BK)
     weight = _rows_of(w, n, k, w_row)
     follow(PDL)
-    rest = tl.zeros([BN], tl.float32)  # loaded early: the end of a program should wait for nothing
+    rest = tl.zeros([BN], tl.float32)  # loaded early, so that the end need not wait
     if BIAS:
         rest += tl.load(bias + n).to(tl.float32)
     if ADD:
@@ -65,7 +62,7 @@ def multiply_few(
     STAGES: tl.constexpr, LINES: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
     BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """BN outputs of up to BM rows, over a SPLIT-th of the inner dimension.
+    """Compute BN outputs of up to BM rows, over a SPLIT-th of the inner dimension.
 
     Grid: (outputs / BN, SPLIT), without SPLIT under GATED. x [rows, inner] and w [outputs, inner]
     with row strides, BK * SPLIT dividing inner; with GATED w has twice the rows, the second half

@@ -1,7 +1,7 @@
 """Parallel builds of many kernels, before the first of them runs.
 
-Triton builds a kernel when it is first launched, a second each, one after the other. Its passes and
-ptxas release the interpreter's lock, so threads build as many at once as there are cores.
+Triton builds a kernel at its first launch, one after the other. Its passes and ptxas release the
+interpreter's lock, so threads build in parallel.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from triton.runtime.jit import JITFunction
 from tandem.kernels.launch.launcher import Launcher
 
 MOST = 16
-"""Most threads; a start has some sixty kernels, and the slowest of them takes as long as four."""
+"""Most threads."""
 
 
 @contextmanager
 def building_ahead() -> Iterator[None]:
     """Build in the block all kernels that it launches, without running them.
 
-    A launch only requests its kernel; all are built when the block ends. The block computes no
-    valid values, so it must not index by them. Kernels that are on disk are loaded from there. One
+    All are built when the block ends. Its values are invalid, so it must not index by them. One
     thread of a process at a time. Raises the errors of a build.
     """
     launch, parse = JITFunction.run, JITFunction.parse
@@ -38,8 +37,8 @@ def building_ahead() -> Iterator[None]:
         return launch(self, *args, grid=grid, warmup=True, **options)
 
     def parse_alone(self: JITFunction[Any]) -> ast.Module:
-        # Before 3.11.8 and 3.12.2 threads that parse share one count of the tree's depth, and
-        # ast.parse raises a SystemError when it is off (cpython issue 106905).
+        # Before 3.11.8 and 3.12.2 ast.parse in threads may raise a SystemError (cpython issue
+        # 106905).
         with one_at_a_time:
             tree: ast.Module = parse(self)
         return tree

@@ -1,7 +1,4 @@
-"""Shared code of kernels in Gluon: programmatic dependent launch, and names that Triton changed.
-
-The counterpart of triton_kernels.py in this folder, which Gluon cannot call.
-"""
+"""Shared code of kernels in Gluon: programmatic dependent launch, and names that Triton changed."""
 
 from __future__ import annotations
 

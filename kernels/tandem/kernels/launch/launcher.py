@@ -1,10 +1,8 @@
-"""Launches of a Triton kernel that find its build without Triton.
+"""Launches of a Triton kernel that find its build without Triton, whose search is slow.
 
-At every launch Triton searches the build of a kernel that fits the arguments: 15 to 20 us of the
-host's time, and a prompt's step launches a hundred and eighty kernels one by one. A launcher caches
-builds by the arguments themselves: numbers and constants by value, tensors by type. So a cached
-build was made for arguments that Triton cannot tell apart. Unknown arguments go through Triton, and
-so do tensors that do not begin at 16 bytes if a kernel may count on it.
+A launcher caches builds by the arguments: numbers and constants by value, tensors by type. Unknown
+arguments go through Triton, as do tensors that are not aligned to 16 bytes if a kernel may depend
+on it.
 """
 
 from __future__ import annotations
@@ -29,13 +27,13 @@ _INT32_BITS = 31
 
 
 class Launcher:
-    """Launcher of one kernel whose constants are its last parameters. Called as ``kernel[grid]``
-    would be, with the grid first. For one thread at a time, on the current stream."""
+    """Launcher of one kernel whose constants are its last parameters, called as ``kernel[grid]``
+    with the grid first. For one thread at a time, on the current stream."""
 
     _asking: ClassVar[bool] = False
 
     def __init__(self, kernel: Any) -> None:
-        """Make a launcher of ``kernel``, the result of ``triton.jit`` or ``gluon.jit``."""
+        """``kernel`` is the result of ``triton.jit`` or ``gluon.jit``."""
         self._kernel = kernel
         self._loose: tuple[bool, ...] = ()
         """Whether Triton checks only the type, for each parameter."""

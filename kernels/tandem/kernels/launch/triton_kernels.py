@@ -24,8 +24,7 @@ def release(PDL: tl.constexpr):
 def follow(PDL: tl.constexpr):
     """Wait for the kernel before this one, then let the one after it start.
 
-    In this order, so that a kernel that starts may rely on the end of all kernels up to two
-    launches ago.
+    In this order, a kernel that starts may rely on the end of all kernels up to two launches ago.
     """
     wait(PDL)
     release(PDL)
@@ -33,11 +32,10 @@ def follow(PDL: tl.constexpr):
 
 @triton.jit
 def let_go(PDL: tl.constexpr):
-    """Let the kernel after this one start at once, next to the one before; then wait.
+    """Let the kernel after this one start at once; then wait.
 
-    For small kernels between two products: the second then fetches weights through the end of the
-    first. A kernel that starts so early may touch before its own wait only data that no step
-    writes.
+    For small kernels between two products, so that the second prefetches weights. Such a kernel
+    may, before its own wait, only read data that no step writes.
     """
     release(PDL)
     wait(PDL)
@@ -45,7 +43,7 @@ def let_go(PDL: tl.constexpr):
 
 @triton.jit
 def prefetch(address):
-    """Prefetch the 128-byte line at each int64 address to L2; nothing waits for it."""
+    """Prefetch the 128-byte line at each int64 address to L2, without waiting."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [address], tl.int32, False, 1
     )

@@ -1,7 +1,7 @@
-"""The ops of one decoder layer and of the head at the shapes of a model, with what each must move.
+"""Ops of one decoder layer and of the head at the shapes of a model, with the bytes that each must
+move.
 
-Each case calls an op on several sets of operands in turn, so that what a step would find in cold
-memory is cold there too. Bytes and operations are those that no kernel can do without.
+Each case uses several sets of operands in turn, so that memory is as cold as in a step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EPS = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """A model's; the default is Qwen3-8B."""
+    """Sizes of a model; the default is Qwen3-8B."""
 
     hidden: int = 4096
     inner: int = 12288
@@ -39,26 +39,27 @@ class Sizes:
 
 
 class Bench(NamedTuple):
-    """One thing to time: `run` makes `calls` calls."""
+    """One measurement: `run` makes `calls` calls."""
 
     name: str
     run: Callable[[], object]
     calls: int
     bytes: int
-    """That a call must move."""
+    """Bytes that a call must move."""
     operations: int
-    """That a call must make in the matrix units; 0 where it needs none."""
+    """Operations that a call must make in the matrix units; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOps:
-    """Makes the cases of one model on one device."""
+    """Cases of one model on one device."""
 
     sizes: Sizes
     device: torch.device
 
     def cases(self, tokens: int, context: int) -> Iterator[Bench]:
-        """Every op of a step of ``tokens`` sequences of ``context`` tokens that draw one each."""
+        """Yield every op of a step of ``tokens`` sequences of ``context`` tokens that draw one
+        each."""
         yield from self._products(tokens)
         yield self._decode(tokens, context)
         yield from self._small(tokens)
@@ -87,7 +88,7 @@ class ModelOps:
         return _each(f"decode attention, {tokens} x {context}", decode, sets, size)
 
     def prompt(self, context: int) -> Bench:
-        """Attention of one prompt of ``context`` tokens."""
+        """Return attention of one prompt of ``context`` tokens."""
         shape = self.sizes.shape
         case = make_case(shape, [context], [context], 2, str(self.device))
         sets = [(case.q[i], case.layer(i), case.batch, shape.head_dim**-0.5) for i in range(2)]
@@ -128,7 +129,7 @@ class ModelOps:
         return _each(f"rotary_kv with qk-norm, {tokens}", rotary_kv, operands, size)
 
     def _sets(self, size: int) -> int:
-        """Enough sets that none is in L2 when its turn comes again."""
+        """Return the number of sets that keeps each out of L2 until its next turn."""
         if self.device.type != "cuda":
             return 2
         return max(2, min(MOST_SETS, 4 * L2_BYTES // max(size, 1) + 1))

@@ -1,4 +1,4 @@
-"""Paged batches to measure attention on, and the float64 answer to them."""
+"""Paged batches to measure attention on, and their results in float64."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class Case:
 def make_case(
     shape: Shape, lengths: list[int], queries: list[int], layers: int, device: str = "cuda"
 ) -> Case:
-    """Random pages in random places, NaN behind every sequence's last token, and random queries."""
+    """Return random pages in random places, NaN after every sequence's last token, and random
+    queries."""
     counts = [-(-max(n, 1) // shape.page) for n in lengths]
     size = (sum(counts), layers, 2, shape.kv_heads, shape.page, shape.head_dim)
     kv_cache = torch.empty(size, dtype=shape.dtype, device=device)
@@ -73,7 +74,8 @@ def make_case(
 
 
 def error(case: Case, layer: int, out: Tensor, scale: float) -> float:
-    """Largest ||out - ref|| / ||ref|| over the sequences, ref in float64 on the first heads."""
+    """Return the largest ||out - ref|| / ||ref|| over the sequences, ref in float64 on the first
+    heads."""
     worst, row, kv = 0.0, 0, case.layer(layer)
     group = out.shape[1] // kv.shape[2]
     for s, (n, m) in enumerate(zip(case.lengths, case.queries, strict=True)):

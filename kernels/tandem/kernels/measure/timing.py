@@ -1,7 +1,6 @@
-"""Times of calls, and rates of a device's memory and matrix units: the two sides of a roofline.
+"""Times of calls, and rates of a device's memory and matrix units.
 
-On a GPU a graph of the calls is replayed, so that launches from the host do not count; elsewhere
-the calls are timed directly.
+On a GPU a graph of the calls is replayed, so that launches from the host do not count.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ def call_us(run: Callable[[], object], calls: int, device: torch.device) -> floa
 def replay_us(run: Callable[[], object], calls: int, rest_s: float = 0.0) -> float:
     """Return the median µs of one call, in replays of a CUDA graph that holds `calls` of them.
 
-    25 ms of warm-up, then 100 ms (at least 5 replays) are timed, after a rest: matrix kernels run
-    into the power limit, and earlier work would lower their clock.
+    25 ms of warm-up, then 100 ms (at least 5 replays), after a rest, as earlier work would lower
+    the clock.
     """
     run()
     torch.cuda.synchronize()
@@ -69,7 +68,7 @@ def _event() -> torch.cuda.Event:
 
 
 def rates(device: torch.device, dtype: torch.dtype, *, small: bool = False) -> Rates:
-    """Measure the rates; ``small`` takes sizes that a CPU computes in a moment."""
+    """Measure the rates; ``small`` takes sizes that a CPU computes quickly."""
     numbers, side = (1 << 24, 512) if small else (1 << 31, 8192)
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     multiplied = 2 * side**3 / call_us(lambda: a @ b, 1, device)

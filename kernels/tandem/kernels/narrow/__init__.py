@@ -1,7 +1,6 @@
 """Rows of numbers as float8_e4m3fn bytes with a scale a row, and back.
 
-kvtransfer sends them if fewer bytes are worth some precision. A row's largest magnitude becomes the
-largest number that the type has, so that each number keeps three bits after its first.
+A row's largest magnitude becomes the type's largest number.
 """
 
 from __future__ import annotations
@@ -26,10 +25,8 @@ WIDEN: Op[Callable[[Tensor, Tensor], None]] = Op("widen", {Backend.TORCH: f"{_WH
 def narrow(values: Tensor, out: Tensor, *, backend: Backend | None = None) -> None:
     """Write each block's rows as bytes, then their scales.
 
-    Args:
-        values: [n, rows, width] float32, bfloat16 or float16; rows * width is a multiple of 4.
-        out: uint8 [n, rows * width + 4 * rows], rows dense, on the same device, aligned to 4 bytes.
-        backend: an explicit choice; by device otherwise.
+    values are [n, rows, width] float32, bfloat16 or float16; rows * width is a multiple of 4. out
+    is uint8 [n, rows * width + 4 * rows], rows dense, on the same device, aligned to 4 bytes.
     """
     _check(values, out)
     NARROW.on(values.device, backend)(values, out)

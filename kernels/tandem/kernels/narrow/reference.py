@@ -1,4 +1,4 @@
-"""Reference in plain torch, on any device, a block at a time to bound the intermediate tensors."""
+"""Reference in plain torch, a block at a time to bound the intermediate tensors."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def narrow(values: Tensor, out: Tensor) -> None:
 
 
 def widen(packed: Tensor, out: Tensor) -> None:
-    """See the wrapper. A float8 is a float16 whose exponent is less by 8, with its sign apart:
-    moving bits is many times as fast on a CPU as converting them."""
+    """See the wrapper. A float8 is a float16 with an exponent less by 8: moving bits is faster on a
+    CPU than converting."""
     bytes_, scales = _halves(packed, out.shape[1], out.shape[2])
     for block, low, scale in zip(out, bytes_, scales, strict=True):
         bits = low.to(torch.int16)

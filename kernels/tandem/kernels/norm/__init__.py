@@ -1,4 +1,4 @@
-"""RMSNorm alone, which products of kernels.gemm take along where they can; LayerNorm of a sum."""
+"""RMSNorm, and LayerNorm of a sum."""
 
 from __future__ import annotations
 
@@ -31,16 +31,10 @@ ADD_LAYER_NORM: Op[AddLayerNorm] = Op(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, backend: Backend | None = None) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang & Sennrich, 2019).
+    """Return x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang & Sennrich, 2019).
 
-    Args:
-        x: [..., dim], the last dimension dense; a stream may be float32 beside narrower weights.
-        weight: [dim].
-        eps: added to the mean square.
-        backend: an explicit choice; by device otherwise.
-
-    Returns:
-        x's shape, the weight's dtype; the mean is taken in float32.
+    x is [..., dim] with a dense last dimension; a float32 stream may have narrower weights. The
+    result has the weight's dtype; the mean is float32.
     """
     checks.shape("weight", weight, x.shape[-1])
     checks.stream("x", x, "weight", weight)
@@ -57,19 +51,11 @@ def add_layer_norm(
     *,
     backend: Backend | None = None,
 ) -> Tensor:
-    """(s - mean(s)) / sqrt(variance(s) + eps) * gain + shift of s = x + residual, over the last
-    dimension (Ba et al., 2016).
+    """Return (s - mean(s)) / sqrt(variance(s) + eps) * gain + shift of s = x + residual, over the
+    last dimension (Ba et al., 2016).
 
-    Args:
-        x: [rows, dim], the last dimension dense.
-        residual: the same shape and dtype.
-        gain: [dim], of x's dtype.
-        shift: [dim], of x's dtype.
-        eps: added to the variance.
-        backend: an explicit choice; by device otherwise.
-
-    Returns:
-        [rows, dim], dense, of x's dtype. The sum is float32, and on a GPU written nowhere.
+    x and residual are [rows, dim], the last dimension dense; gain and shift [dim]; all of one
+    dtype. The result is dense; the sum is float32.
     """
     checks.shape("x", x, None, None)
     checks.shape("residual", residual, *x.shape)

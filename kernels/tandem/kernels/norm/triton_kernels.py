@@ -13,10 +13,10 @@ def norm_rows(
     x, weight, out, x_row, dim, eps,
     WIDTH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out = x / sqrt(mean(x^2) + eps) * weight, of one row. Grid: (rows,).
+    """Compute out = x / sqrt(mean(x^2) + eps) * weight of one row. Grid: (rows,).
 
     x [rows, dim] with a row stride, weight [dim], out [rows, dim] dense; WIDTH >= dim, a power of
-    two. The weight does not depend on the kernel before and is loaded while that ends.
+    two. The weight is loaded while the kernel before ends.
     """
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, WIDTH)
@@ -33,11 +33,11 @@ def add_layer_norm_rows(
     x, residual, gain, shift, out, x_row, residual_row, dim, eps,
     WIDTH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out = (s - mean(s)) / sqrt(variance(s) + eps) * gain + shift of s = x + residual, of one row.
-    Grid: (rows,).
+    """Compute out = (s - mean(s)) / sqrt(variance(s) + eps) * gain + shift of s = x + residual, of
+    one row. Grid: (rows,).
 
     x, residual [rows, dim] with a row stride each; gain, shift [dim]; out [rows, dim] dense; WIDTH
-    >= dim, a power of two. Sums are float32, and the variance is of differences from the mean.
+    >= dim, a power of two. Sums are float32, the variance is of differences from the mean.
     """
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, WIDTH)

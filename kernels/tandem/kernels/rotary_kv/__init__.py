@@ -1,6 +1,6 @@
 """One op between the qkv projection and attention: qk-norm, RoPE, KV write.
 
-If queries are fewer than keys, `rotary_kv` takes k and v alone and `rotary_q` the queries.
+If queries are fewer than keys, `rotary_kv` takes k and v only and `rotary_q` the queries.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tandem.kernels.registry import Backend, Op
 
 
 class Rotation(NamedTuple):
-    """Angles of this step's tokens, gathered from the model's table once for all layers."""
+    """Angles of this step's tokens, gathered once for all layers."""
 
     cos: Tensor
     """[tokens, head_dim]: cos of the dim/2 frequencies, twice."""
@@ -72,20 +72,10 @@ def rotary_kv(
 ) -> Tensor:
     """Norm and rotate q and k, write k and v to their slots, return q.
 
-    x' = x * cos + (x rolled by half) * sin (Su et al., 2021, in the half-rotation layout of the
-    Llama checkpoints).
-
-    Args:
-        qkv: [tokens, heads + 2 * kv_heads, head_dim], dense; q and k are overwritten. There may be
-            no query head.
-        kv: [num_blocks, 2, kv_heads, block_size, head_dim], one layer's strided view of the KV
-        cache. rotation: of each token's position.
-        slot_mapping: distinct destinations.
-        qk_norm: for models that have it (Qwen3).
-        backend: an explicit choice; by device otherwise.
-
-    Returns:
-        [tokens, heads, head_dim], a view of `qkv`.
+    x' = x * cos + (x rolled by half) * sin (Su et al., 2021, in the half-rotation layout of Llama).
+    qkv is dense [tokens, heads + 2 * kv_heads, head_dim], maybe without query heads; q and k are
+    overwritten. kv is one layer's strided view, [num_blocks, 2, kv_heads, block_size, head_dim];
+    destinations are distinct. The result [tokens, heads, head_dim] is a view of `qkv`.
     """
     checks.shape("kv", kv, None, 2, None, None, None)
     checks.shape("qkv", qkv, None, None, kv.shape[4])

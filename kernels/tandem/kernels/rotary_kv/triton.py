@@ -1,7 +1,6 @@
 """qk-norm, RoPE and KV write in Triton, one launch.
 
-Roofline: qkv read once, its q and k and the cache's k and v written once. At decode sizes it is the
-latency of one launch.
+Roofline: qkv read once, its q and k and the cache's k and v written once.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def _launch(
     kv: Tensor | None,
     slot_mapping: SlotMapping,
 ) -> None:
-    """Rotate [tokens, heads, head_dim], all of q without kv, where slot_mapping is not read."""
+    """Rotate [tokens, heads, head_dim]; without kv all of q, and slot_mapping is not read."""
     tokens, all_heads, dim = heads.shape
     if not tokens:
         return

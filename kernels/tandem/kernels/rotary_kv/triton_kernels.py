@@ -15,13 +15,13 @@ def _inverse_rms(low, high, dim, eps):
 
 @triton.jit
 def _gain(q_weight, k_weight, col, is_q, keep):
-    """[heads, half] of norm weights: q's or k's by head."""
+    """Return [heads, half] of norm weights: q's or k's by head."""
     q = tl.load(q_weight + col, mask=keep, other=0.0).to(tl.float32)
     k = tl.load(k_weight + col, mask=keep, other=0.0).to(tl.float32)
     return tl.where(is_q[:, None], q[None, :], k[None, :])
 
 
-# Where a step's slot mapping begins in a buffer must not make another kernel.
+# Offsets of a slot mapping in a buffer must not build another kernel.
 @triton.jit(do_not_specialize=["blocks", "offsets"])
 def rotate_heads(
     qkv, kv, cos, sin, blocks, offsets, q_weight, k_weight,
@@ -29,13 +29,13 @@ def rotate_heads(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
     AT_ONCE: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """AT_ONCE heads of one token. Grid: (tokens, cdiv(HEADS + 2 * KV_HEADS, AT_ONCE)). Without KV
-    heads there is no slot mapping.
+    """Rotate AT_ONCE heads of one token. Grid: (tokens, cdiv(HEADS + 2 * KV_HEADS, AT_ONCE)).
+    Without KV heads there is no slot mapping.
 
     qkv [tokens, HEADS + 2 * KV_HEADS, D] dense; q and k are rotated in place, k and v also go to
     their slot of kv [blocks, K|V, KV_HEADS, page, D] with strides kv_block to kv_token and a dense
     last dimension. cos and sin [tokens, D] with row strides; HALF >= D / 2, a power of two. All in
-    float32 between load and store; the norm is rounded to the type, as a norm of its own would be.
+    float32; the norm is rounded to the type, like a separate norm.
     """
     ALL: tl.constexpr = HEADS + 2 * KV_HEADS
     token = tl.program_id(0).to(tl.int64)

@@ -1,9 +1,7 @@
-"""Ops of the sampler: bits of grammars, penalties, thresholds of the filters, the choice,
-log-probabilities.
+"""Ops of the sampler: bits of grammars, penalties, thresholds, the choice, log-probabilities.
 
-Each treats every row of logits [rows, vocabulary] by itself, so that a row's result does not depend
-on the batch around it, and none waits for the device. `bits`, `race`, `filters`, `columns`,
-`penalties` and `scores` hold an op or two each; `rng` is the noise that they share.
+Each treats every row of logits [rows, vocabulary] separately, so that a result does not depend on
+the batch, and none waits for the device.
 """
 
 from __future__ import annotations

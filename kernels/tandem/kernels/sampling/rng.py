@@ -1,8 +1,8 @@
 """Random bits by counter: they depend on the purpose of a draw, never on earlier draws.
 
 A row's key is a SplitMix64 chain over (seed, choice, output position, purpose); its noise for a
-token is the SplitMix64 output at that token's place in the sequence that starts at the key. All
-integer arithmetic, so any device and any version gives the same bits.
+token is the SplitMix64 output at that token's place after the key. Integer arithmetic gives the
+same bits on any device.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, float32
 from tandem.kernels.bits import GAMMA, logical_shift, mix, signed
 
 GROUP = 128
-"""Tokens of a group, by id. Part of what a seed means: another size draws other tokens."""
+"""Tokens of a group, by id. Another size changes the tokens of a seed."""
 GROUP_NOISE = 1 << 32
 """Index of the first group's noise, above any token id."""
 
@@ -43,7 +43,7 @@ def row_keys(seeds: Tensor, choices: Tensor, positions: Tensor, purpose: Purpose
 
 
 def uniforms(keys: Tensor, tokens: Tensor) -> Tensor:
-    """float32 in (0, 1), shaped as `keys` and `tokens` broadcast; 32 random bits each.
+    """Return float32 in (0, 1), shaped as `keys` and `tokens` broadcast; 32 random bits each.
 
     The top 32 bits plus a half, over 2^32, rounded to float32 and kept under 1.
     """

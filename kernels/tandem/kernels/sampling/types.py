@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Penalties(NamedTuple):
-    """The tokens that rows have seen, as a list of (row, token) pairs without repeats."""
+    """Tokens that rows have seen, as (row, token) pairs without repeats."""
 
     rows: Tensor
     """int64 [pairs]."""

@@ -1,7 +1,4 @@
-"""Attention of whole prompts to themselves, every token to every other: what encoders compute.
-
-No pages: keys and values are those of the call and are not kept.
-"""
+"""Bidirectional attention of whole prompts, for encoders, without pages."""
 
 from __future__ import annotations
 
@@ -37,21 +34,10 @@ def bidirectional(
     *,
     backend: Backend | None = None,
 ) -> Tensor:
-    """softmax(scale * q k^T) v within each sequence of a batch laid end to end.
+    """Return softmax(scale * q k^T) v within each sequence of a concatenated batch.
 
-    Args:
-        q: [tokens, heads, head_dim], any strides with a dense last dimension.
-        k: the same shape.
-        v: the same shape.
-        prompts: the sequences; layers of one step share it, and the plan that is made of it.
-        scale: usually head_dim ** -0.5.
-        backend: an explicit choice; by device otherwise.
-
-    Returns:
-        [tokens, heads, head_dim], dense, of q's dtype. Tokens of no sequence have any value.
-
-    Raises:
-        BadTensor: shapes, dtypes or strides that do not fit.
+    q, k and v are [tokens, heads, head_dim] with a dense last dimension. The result is dense, of
+    q's dtype; tokens of no sequence have any value. Raises BadTensor.
     """
     checks.shape("q", q, None, None, None)
     checks.dense_last("q", q)

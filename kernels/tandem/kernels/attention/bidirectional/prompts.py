@@ -1,4 +1,4 @@
-"""Sequences that are computed whole in one step, and which program computes which tile of them."""
+"""Sequences that are computed whole in one step, and their tiles."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class WholePrompts:
-    """Sequences laid end to end: the keys and queries of an encoder.
+    """Concatenated sequences: the keys and queries of an encoder.
 
-    A step makes one for all its layers; a backend's plan of it is kept here.
+    A step makes one for all its layers; a backend caches its plan here.
     """
 
     cu_seqlens: Tensor
     """int32 [sequences + 1]: sequence s is the rows cu_seqlens[s] up to the next. Some may be
-    empty, as those of a CUDA graph are that holds more sequences than a step has."""
+    empty, as in a padded CUDA graph."""
     max_len: int
-    """Tokens of the longest, or a bound of it."""
+    """Tokens of the longest, or an upper bound."""
     _tiles: dict[tuple[int, int], Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     def tiles(self, tokens: int, rows: int) -> Tensor:
-        """Tiles of at most ``rows`` tokens of one sequence each, of ``tokens`` in all.
+        """Return tiles of at most ``rows`` tokens of one sequence each, of ``tokens`` in total.
 
-        int32 [tiles, 3]: first token of the sequence, its length, and where in it the tile begins.
-        As many as there can be at most, so that the shape depends on shapes alone: those that no
-        sequence has begin behind the end of the last. Made once; nothing is waited for.
+        int32 [tiles, 3]: first token of the sequence, its length, and the tile's start in it. The
+        number of tiles depends on shapes only: unused ones begin after the last sequence's end.
         """
         known = self._tiles.get((tokens, rows))
         if known is None:

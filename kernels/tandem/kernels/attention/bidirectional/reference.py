@@ -12,7 +12,7 @@ from tandem.kernels.attention.bidirectional.prompts import WholePrompts
 
 
 def bidirectional(q: Tensor, k: Tensor, v: Tensor, prompts: WholePrompts, scale: float) -> Tensor:
-    """See the wrapper; its bound of the lengths is not used here."""
+    """See the wrapper; the bound of the lengths is not used."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for start, stop in pairwise(prompts.cu_seqlens.tolist()):
         if stop > start:

@@ -1,7 +1,6 @@
-"""Jit code of bidirectional attention: FlashAttention-2 (Dao 2023) over sequences end to end.
+"""Jit code of bidirectional attention: FlashAttention-2 (Dao 2023) over concatenated sequences.
 
-Whole tiles of keys in a pipelined loop without a mask, then the last, which may be short. Launched
-by triton.py.
+Whole tiles of keys in a pipelined loop without a mask, then the last, which may be short.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ def _attend(
     D: tl.constexpr, WIDTH: tl.constexpr, BN: tl.constexpr, MASK: tl.constexpr,
     STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Tiles first..last of BN keys each; k and v point at the sequence's first token, one head."""
+    """Attend to tiles first..last of BN keys each; k and v point at the sequence's first token, one
+    head."""
     cols = tl.arange(0, WIDTH)
     in_tile = tl.arange(0, BN)
     for j in tl.range(first, last, num_stages=STAGES):
@@ -51,12 +51,12 @@ def attend_tiles(
     HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, STAGES: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """One tile of BM queries of one head. Grid: (tiles, HEADS).
+    """Attend one tile of BM queries of one head. Grid: (tiles, HEADS).
 
-    q, k, v [tokens, HEADS, D] with strides of token and head; tiles int32 [tiles, 3], of each the
-    first token of its sequence, that one's length, and its own first query in it, which is behind
-    the end where there is nothing to do; out [tokens, HEADS, D] dense. WIDTH >= D, a power of two.
-    scale carries log2(e). EXACT multiplies float32 as it is.
+    q, k, v [tokens, HEADS, D] with strides of token and head; tiles int32 [tiles, 3]: first token
+    and length of the sequence, and the tile's first query in it, after the end if unused; out
+    [tokens, HEADS, D] dense. WIDTH >= D, a power of two. scale carries log2(e). EXACT does not
+    round float32.
     """
     PRECISION: tl.constexpr = "ieee" if EXACT else "tf32"
     head = tl.program_id(1)

@@ -26,21 +26,12 @@ DECODE: Op[Decode] = Op(
 def decode(
     q: Tensor, kv: Tensor, batch: PagedBatch, scale: float, *, backend: Backend | None = None
 ) -> Tensor:
-    """softmax(scale * q k^T) v for one query a sequence, which sees all its seq_lens[s] keys.
+    """Return softmax(scale * q k^T) v for one query a sequence, over all its seq_lens[s] keys.
 
-    Args:
-        q: [sequences, heads, head_dim], any strides with a dense last dimension.
-        kv: [num_blocks, 2, kv_heads, block_size, head_dim], one layer's strided view of the KV
-            cache; the new token's own key and value are in it.
-        batch: with max_query_len 1.
-        scale: usually head_dim ** -0.5.
-        backend: an explicit choice; by device otherwise.
-
-    Returns:
-        [sequences, heads, head_dim], dense, of q's dtype.
-
-    Raises:
-        BadTensor: shapes, dtypes or strides that do not fit, or more than one query a sequence.
+    q is [sequences, heads, head_dim] with a dense last dimension. kv is one layer's strided view of
+    the KV cache, [num_blocks, 2, kv_heads, block_size, head_dim], with the new token's key and
+    value. The result is dense, of q's dtype. Raises BadTensor, also for a batch with max_query_len
+    above 1.
     """
     check_call(q, kv, batch)
     checks.shape("q", q, batch.num_sequences, None, None)

@@ -1,11 +1,9 @@
 """Paged decode attention in Gluon for Hopper: the ring's size, descriptors and launch.
 
-Works through the same shares as triton.py and leaves pieces in the same places. Its programs' rings
-take so much shared memory that a multiprocessor never holds more of them than it should. That is
-why they may start before the kernel ahead has ended, at any batch size.
+Uses the shares and workspace of triton.py. Its shared memory limits the programs per
+multiprocessor, so they may always start before the kernel ahead has ended.
 
-Roofline: bytes of K and V over the memory's read rate; bench/results/attention_h200.md has the
-measurements.
+Roofline: bytes of K and V over the memory's read rate; see bench/results/attention_h200.md.
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ DEFAULT = Tuning()
 
 
 def decode(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
-    """See the wrapper; calls that this kernel does not take go to the plain Triton one."""
+    """See the wrapper; other calls than ``takes`` go to the plain Triton kernel."""
     if not takes(q, kv, batch):
         return plain.decode(q, kv, batch, scale)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -63,8 +61,8 @@ def decode(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
 
 
 def takes(q: Tensor, kv: Tensor, batch: PagedBatch) -> bool:
-    """Return whether the kernel takes a call. It takes Hopper, 16-bit, head size 64 or 128, pages
-    of whole tiles, few query rows."""
+    """Return whether the kernel takes a call: Hopper, 16-bit, head size 64 or 128, pages of whole
+    tiles, few query rows."""
     return (
         generation(q.device) == 9
         and q.dtype in (torch.bfloat16, torch.float16)

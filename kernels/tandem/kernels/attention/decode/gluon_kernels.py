@@ -1,13 +1,11 @@
-"""Jit code of paged decode attention for Hopper: a producer warp that never stops, a warpgroup.
+"""Jit code of paged decode attention for Hopper: a producer warp and a warpgroup that multiplies.
 
-A program works through one share of the planned line of units (plan_kernels.py). Its producer warp
-copies tile by tile of K and V by TMA into a ring, ahead of the sums and across the borders between
-(sequence, head) pairs. It begins before the kernel ahead has ended, with tiles that no step writes:
-those without one of this call's own tokens.
+A program computes one share of the planned line of units (plan_kernels.py). Its producer warp
+copies tiles of K and V by TMA into a ring, ahead of the sums and across (sequence, head) pairs.
+Before the kernel ahead has ended, it only copies tiles without tokens of this call.
 
-Few query rows meet many keys, so the products are taken the other way round, with the keys and
-then the head's dimensions on the long side of the matrix instruction: S^T = K Q^T [TILE, N] and
-O^T += V^T P^T [D, N], where N, 8 at the least, holds the rows. Launched by gluon.py.
+As query rows are few, the keys and then the head's dimensions are the long side of the matrix
+instruction: S^T = K Q^T [TILE, N] and O^T += V^T P^T [D, N], where N, at least 8, holds the rows.
 """
 
 from __future__ import annotations
@@ -51,11 +49,11 @@ def merge_pieces(
 ):  # fmt: skip
     """Sum the pieces of shares first..last: [D, N] in layout L, and the sums of its columns.
 
-    WIDE pieces are loaded before the first is used: the merge costs one trip to L2 for each WIDE.
+    WIDE pieces are loaded at a time: one latency of L2 for each WIDE.
     """
     n = gl.arange(0, N, gl.SliceLayout(0, L))
     d = gl.expand_dims(gl.arange(0, D, gl.SliceLayout(1, L)), 1)
-    # The first share of a pair keeps its piece in slot 1, unless the pair begins with the share.
+    # The first share of a pair has its piece in slot 1, unless the pair begins with the share.
     first_slot = first * 2 + (head_first > first * share).to(gl.int32)
     top = gl.full([N], -1e30, gl.float32, gl.SliceLayout(0, L))
     total = gl.zeros([N], gl.float32, gl.SliceLayout(0, L))
@@ -173,7 +171,7 @@ def _producer(
         table = tables + seq.to(gl.int64) * table_row
         for j in range(tile, end):
             row = block * block_rows + head * head_rows + j * TILE % PAGE
-            # Read before the ring is waited for: no latency when it opens.
+            # Read before the ring is waited for, to hide the latency.
             block = gl.load(table + gl.minimum(j + 1, tiles - 1) * TILE // PAGE)
             mbarrier.wait(empty.index(i), phase)
             if AHEAD:  # noqa: SIM102 - this one is a constant, the other is not
@@ -240,7 +238,7 @@ def _attend(
     first, last, length, seen, scale, i, phase, queries, ps, ks, vs, full, empty,
     D: gl.constexpr, TILE: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, ML: gl.constexpr,
 ):  # fmt: skip
-    """Sum over tiles first..last - 1 as they come: O^T [D, N], maxima, masses, place in the ring.
+    """Sum over tiles first..last - 1: O^T [D, N], maxima, masses, place in the ring.
 
     A mass is the sum of a column's weights, kept as [TILE, N] until the end; `seen` [N] is the
     number of keys that each column may attend to. Q K^T of the next tile is issued after P V of
@@ -352,14 +350,14 @@ def decode_stream(
     STAGES: gl.constexpr, FIELDS: gl.constexpr, SPACING: gl.constexpr,
     PRODUCER_REGS: gl.constexpr, AHEAD: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """One share of the line of units. Grid: (shares,), 4 warps.
+    """Compute one share of the line of units. Grid: (shares,), 4 warps.
 
     kv_desc: rows of D, boxes [TILE, D], and tail_desc the same in boxes of a quarter; the first row
     of (block, K|V, KV head) is block * block_rows + K|V * two_rows + KV head * head_rows. q
-    [tokens, heads, D] with strides q_t, q_h; out [tokens, heads, D] dense;
-    the rest as plan.py describes it. Column n of a tile is query token n // GROUP, query head
-    n % GROUP of the KV head; KEPT of the N columns can be real. TILE divides PAGE. scale carries
-    log2(e). AHEAD asks that the kernel before last has ended, with the plan.
+    [tokens, heads, D] with strides q_t, q_h; out [tokens, heads, D] dense; the rest as in plan.py.
+    Column n of a tile is query token n // GROUP, query head n % GROUP of the KV head; KEPT of the N
+    columns can be real. TILE divides PAGE. scale carries log2(e). AHEAD requires that the kernel
+    before last has ended, with the plan.
     """
     qs = gl.allocate_shared_memory(kv_desc.dtype, [N, D], kv_desc.layout)
     ps = gl.allocate_shared_memory(kv_desc.dtype, [N, TILE], kv_desc.layout)

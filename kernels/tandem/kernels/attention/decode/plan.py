@@ -1,8 +1,7 @@
-"""The shares of a batch that both decode kernels work through, planned once a step on the device.
+"""Shares of a batch for both decode kernels, planned once a step on the device.
 
-The plan (one small launch) and the workspace are kept in the batch's memo. Every layer then costs
-one launch whose grid depends on the device alone, so that a CUDA graph of it serves any lengths.
-Nothing is read back to the host.
+Plan and workspace are in the batch's memo. A layer is one launch whose grid depends on the device
+only, so a CUDA graph of it serves any lengths.
 """
 
 from __future__ import annotations

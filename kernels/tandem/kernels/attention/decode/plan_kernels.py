@@ -1,15 +1,12 @@
-"""Jit code of the plan that both decode kernels follow: a batch as a line of units, cut in shares.
+"""Jit code of the plan for both decode kernels: a batch as a line of units, cut into shares.
 
-The work of a batch is a line of *units*: sequence by sequence, KV head by KV head, tile of `TILE`
-tokens by tile. The line is cut into equal shares, one a program, so that lengths that differ
-tenfold cost nothing (the idea of stream-K GEMM, Osama et al. 2023, on the split-KV attention of
-Flash-Decoding, Dao et al. 2023). A (sequence, head) that falls to one program is written at once.
-One that is cut leaves a piece (unnormalised rows, maxima, sums) for each share. The program that
-arrives last at the counter of that (sequence, head) merges the pieces and sets the counter back to
-zero.
+The line has a *unit* for each tile of `TILE` tokens, by sequence and KV head. It is cut into equal
+shares, one a program, so that lengths may differ (stream-K GEMM, Osama et al. 2023; Flash-Decoding,
+Dao et al. 2023). A (sequence, head) of one program is written at once. One that is cut leaves a
+piece (unnormalised rows, maxima, sums) for each share; the last program at its counter merges the
+pieces and resets the counter.
 
-A share touches at most two cut pairs, one at either end, hence two workspace slots a program: its
-size depends on the grid alone. Launched by plan.py.
+A share has at most two cut pairs, hence two workspace slots.
 """
 
 from __future__ import annotations
@@ -20,14 +17,13 @@ import triton.language as tl
 from tandem.kernels.launch.triton_kernels import follow
 
 COUNTER_STRIDE = 8
-"""int32s from one counter to the next: a sector of L2 each, so that arrivals do not queue."""
+"""int32s between counters: one L2 sector each, so that arrivals do not queue."""
 PLAN_FIELDS = 16
-"""Fields of a share. Of the share: sequence, head, tile, its units, units of a full one. Of its
-first sequence: keys, first query, queries. Of its first tile: block."""
+"""Fields of a share: sequence, head, tile, units, units of a full one; of its first sequence: keys,
+first query, queries; of its first tile: block."""
 
 
-# What changes from step to step (counts, and where in a buffer a step's part begins) must not make
-# another kernel: compiling one takes a second, in the middle of serving.
+# Arguments that change from step to step must not build another kernel.
 _LOOSE = ["block_tables", "lengths", "cu_seqlens_q", "table_row", "num_blocks"]
 
 
@@ -54,8 +50,8 @@ def plan_shares(
 ):
     """Write where each share starts, and zero `arrivals` [num_seqs, KV_HEADS, SPACING].
 
-    Grid: cdiv(num_shares, SHARES); SEQS is a power of two, at least num_seqs. A sequence of no key
-    counts as one tile, so that its rows are written too.
+    Grid: cdiv(num_shares, SHARES); SEQS is a power of two, at least num_seqs. A sequence without
+    keys counts as one tile, so that its rows are written, too.
     """
     follow(PDL)
     seq = tl.arange(0, SEQS)
@@ -66,8 +62,8 @@ def plan_shares(
     tiles = tl.where(seq < num_seqs, tl.maximum(tl.cdiv(length, TILE), 1), 0)
     ends = tl.cumsum(tiles, 0) * KV_HEADS
     total = tl.sum(tiles, 0) * KV_HEADS
-    # Fewer, longer shares where a pair would be cut into more pieces than are quick to merge (more
-    # of them for long ones, where reading takes longer), but never fewer than a quarter of them.
+    # Fewer, longer shares if a pair would have too many pieces to merge (more for long ones), but
+    # at least a quarter of them.
     longest = tl.max(tiles, 0)
     most = tl.maximum(most_pieces, tl.sqrt(longest.to(tl.float32)).to(tl.int32))
     longer = tl.minimum(tl.cdiv(longest, most), tl.cdiv(total, num_shares // 4 + 1))

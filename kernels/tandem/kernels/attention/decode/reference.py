@@ -1,9 +1,8 @@
 """Decode attention in plain torch: gather the pages of many sequences at once, one SDPA call.
 
-The query heads of a KV head become its query rows, so SDPA sees [sequences, kv_heads, group, dim]
-and no key is repeated. Sequences are padded to the longest of their group; groups hold lengths
-within a factor of two, so that padding never costs more than the work. Padded keys are zeroed
-after the gather: a recycled block may hold anything, and NaN survives a mask.
+The query heads of a KV head are its query rows, so no key is repeated. Sequences are padded within
+groups of similar length. Padded keys are zeroed: a reused block may hold NaN, which survives a
+mask.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from tandem.kernels.attention.pages import PageShape, gather, page_rows
 
 class _Group(NamedTuple):
     members: Tensor | None
-    """Rows of the batch, int64; None when the group is the whole batch in order."""
+    """Rows of the batch, int64; None is the whole batch in order."""
     size: int
     keys: int
     """Keys of the longest member."""
@@ -64,7 +63,7 @@ def _plan(batch: PagedBatch, shape: PageShape, dtype: torch.dtype) -> list[_Grou
 
 
 def _similar(lens: list[int]) -> list[list[int]]:
-    """Indices of `lens` in groups: the longest is at most twice the shortest, or 128."""
+    """Return indices of `lens` in groups: the longest is at most twice the shortest, or 128."""
     groups: list[list[int]] = []
     for i in sorted(range(len(lens)), key=lens.__getitem__):
         if groups and lens[i] <= 2 * max(lens[groups[-1][0]], 64):

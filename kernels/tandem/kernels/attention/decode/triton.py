@@ -1,9 +1,8 @@
-"""Paged decode attention in Triton, for any GPU: a launch over the shares that plan.py makes.
+"""Paged decode attention in Triton, for any GPU: a launch over the shares of plan.py.
 
-Takes one query a sequence and, for speculation, a few: `SHORT_ROWS` rows of queries × group.
+Takes up to `SHORT_ROWS` rows of queries × group.
 
-Roofline: bytes of K and V over the memory's read rate; bench/results/attention_h200.md has the
-measurements.
+Roofline: bytes of K and V over the memory's read rate; see bench/results/attention_h200.md.
 """
 
 from __future__ import annotations
@@ -38,15 +37,13 @@ class Tuning:
     """Pieces of a (sequence, head) beyond which shares grow, for 4 rows and few pairs; half as many
     for many pairs, fewer for more rows."""
     early: bool = True
-    """Whether programs may start before the kernel ahead has ended, if pairs are few and a launch
-    is mostly latency. With many pairs, early programs would decode batch on the first
-    multiprocessors to be free."""
+    """Whether programs may start before the kernel ahead has ended, if pairs are few."""
 
 
 def decode(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
     """See the wrapper; also takes up to SHORT_ROWS // group queries a sequence.
 
-    A head size that no tile has (``in_tiles``) is left to the reference.
+    Head sizes that are not ``in_tiles`` go to the reference.
     """
     if not in_tiles(q.shape[2], q.dtype):
         return reference.decode(q, kv, batch, scale)

@@ -1,7 +1,5 @@
-"""Jit code of paged decode attention: one launch that sums the shares of a planned batch.
-
-plan_kernels.py says what shares and pieces are. Launched by triton.py; nothing here allocates.
-"""
+"""Jit code of paged decode attention: one launch over the shares of a planned batch
+(plan_kernels.py)."""
 
 from __future__ import annotations
 
@@ -21,11 +19,11 @@ def _merge_pieces(
 ):  # fmt: skip
     """Sum the pieces of shares first..last: rows [KEPT, D], and their sums [KEPT].
 
-    WIDE pieces are loaded before the first is used: the merge costs one trip to L2 for each WIDE.
+    WIDE pieces are loaded at a time: one latency of L2 for each WIDE.
     """
     rows = tl.arange(0, KEPT)
     cols = tl.arange(0, D)
-    # The first share of a pair keeps its piece in slot 1, unless the pair begins with the share.
+    # The first share of a pair has its piece in slot 1, unless the pair begins with the share.
     first_slot = first * 2 + (head_first > first * share).to(tl.int32)
     top = tl.full([KEPT], -1e30, tl.float32)
     total = tl.zeros([KEPT], tl.float32)
@@ -117,16 +115,14 @@ def decode_shares(  # noqa: PLR0915 - a kernel is one function
     RELEASE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One share of the line of units. Grid: (num_shares,).
+    """Compute one share of the line of units. Grid: (num_shares,).
 
     q [tokens, heads, D] with strides q_t, q_h; kv [blocks, K|V, KV_HEADS, PAGE, D] with strides
-    kv_block, kv_two, kv_head and dense pages; out [tokens, heads, D] dense.
-    Row r of a tile is query token r // GROUP, query head r % GROUP of the KV head; ROWS >= 16 is
-    what the matrix unit sees, KEPT <= ROWS the power of two that holds the rows of a sequence.
-    scale carries log2(e), because the softmax runs in base two. With AHEAD, which asks that the
-    kernel before last has ended with the plan, the first page is fetched before the wait.
-    With RELEASE the kernel after this one may come once the first keys are done. float32 is
-    multiplied as it is.
+    kv_block, kv_two, kv_head and dense pages; out [tokens, heads, D] dense. Row r of a tile is
+    query token r // GROUP, query head r % GROUP of the KV head; ROWS >= 16 is the matrix unit's
+    size, KEPT <= ROWS the power of two that holds a sequence's rows. scale carries log2(e). AHEAD
+    fetches the first page before the wait, and requires that the kernel before last has ended with
+    the plan. RELEASE lets the next kernel start after the first keys. float32 is not rounded.
     """
     HEADS: tl.constexpr = KV_HEADS * GROUP
     PRECISION: tl.constexpr = "ieee" if kv.dtype.element_ty == tl.float32 else "tf32"
@@ -161,7 +157,7 @@ def decode_shares(  # noqa: PLR0915 - a kernel is one function
         q_at = q + (q_first + token).to(tl.int64)[:, None] * q_t
         q_at += (head * GROUP + rows % GROUP)[:, None] * q_h + cols[None, :]
         queries = tl.load(q_at, mask=valid[:, None], other=0.0)
-        seen = length - q_len + token + 1  # keys that a row may look at
+        seen = length - q_len + token + 1  # keys that a row may attend to
         top = tl.full([ROWS], -1e30, tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, D], tl.float32)

@@ -24,24 +24,12 @@ PREFILL: Op[Prefill] = Op(
 def prefill(
     q: Tensor, kv: Tensor, batch: PagedBatch, scale: float, *, backend: Backend | None = None
 ) -> Tensor:
-    """softmax(scale * q k^T, causal) v for chunks of any length, over pages already written.
+    """Return softmax(scale * q k^T, causal) v for chunks of any length, over pages already written.
 
-    Query i of sequence s stands at position seq_lens[s] - query_len[s] + i and sees the keys up to
-    its own. GQA: query head h reads KV head h // (heads / kv_heads).
-
-    Args:
-        q: [tokens, heads, head_dim], any strides with a dense last dimension.
-        kv: [num_blocks, 2, kv_heads, block_size, head_dim], one layer's strided view of the KV
-            cache; this call's own keys and values are in it.
-        batch: whose queries they are.
-        scale: usually head_dim ** -0.5.
-        backend: an explicit choice; by device otherwise.
-
-    Returns:
-        [tokens, heads, head_dim], dense, of q's dtype.
-
-    Raises:
-        BadTensor: shapes, dtypes or strides that do not fit.
+    Query i of sequence s has position seq_lens[s] - query_len[s] + i and attends to keys up to it.
+    Query head h reads KV head h // (heads / kv_heads). q is [tokens, heads, head_dim] with a dense
+    last dimension; kv is one layer's strided view, [num_blocks, 2, kv_heads, block_size, head_dim].
+    The result is dense, of q's dtype. Raises BadTensor.
     """
     check_call(q, kv, batch)
     return PREFILL.on(q.device, backend)(q, kv, batch, scale)

@@ -1,11 +1,10 @@
 """Paged prefill attention in Gluon for Hopper: descriptors, plan and launch.
 
-Any mix of prompts and chunks in one launch: the tiles of all sequences are planned on the device
-once a step (plan.py) and shared out over a grid that depends on the device alone.
+Prompts and chunks in one launch: their tiles are planned on the device once a step (plan.py), over
+a grid that depends on the device only.
 
-Roofline: 4 * heads * head_dim * (query, key) pairs over the dense rate of the tensor cores; the
-pages come from L2 after the first head of a group; bench/results/attention_h200.md has the
-measurements.
+Roofline: 4 * heads * head_dim * (query, key) pairs over the dense rate of the tensor cores; see
+bench/results/attention_h200.md.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ DEFAULT = Tuning()
 
 
 def prefill(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
-    """See the wrapper; calls that this kernel does not take go to the plain Triton one. A few
-    queries a sequence go through the decode kernel."""
+    """See the wrapper; other calls than ``takes`` go to the plain Triton kernel, few queries a
+    sequence to the decode kernel."""
     if decode_triton.fits(q, kv, batch):
         return decode_gluon.decode(q, kv, batch, scale)
     if not takes(q, kv):
@@ -61,8 +60,8 @@ def prefill(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
 
 
 def takes(q: Tensor, kv: Tensor) -> bool:
-    """Return whether the kernel takes a call. It takes Hopper, 16-bit, head size 64 or 128, pages
-    that divide a tile, dense heads in q."""
+    """Return whether the kernel takes a call: Hopper, 16-bit, head size 64 or 128, pages that
+    divide a tile, dense heads in q."""
     return (
         generation(q.device) == 9
         and q.dtype in (torch.bfloat16, torch.float16)

@@ -1,14 +1,11 @@
 """Jit code of paged prefill attention for Hopper: a producer warp and two consumer warpgroups.
 
-The schedule is that of FlashAttention-3 (Shah et al. 2024), over paged keys and a planned list of
-tiles. A program stays on its multiprocessor and takes (tile, head) items, heaviest first, in a
-snake over the grid, so that every program gets about the same sum. Its producer warp runs ahead,
-across items: for each KV tile of `BN` tokens it gathers the pages by TMA into a ring. Each consumer
-warpgroup owns 64 query rows; it issues Q K^T of the next tile before P V of this one, so that the
-softmax runs under both, and the two take turns at the tensor cores.
+The schedule of FlashAttention-3 (Shah et al. 2024), over paged keys and planned tiles. A program
+takes (tile, head) items, heaviest first, in a snake over the grid. Its producer warp gathers pages
+of `BN` tokens by TMA into a ring, across items. Each consumer warpgroup has 64 query rows and
+issues Q K^T of the next tile before P V of this one; the two alternate at the tensor cores.
 
-Tiles run from the last key to the first: the masked ones come first, where accumulators are empty.
-Launched by gluon.py.
+Tiles run from the last key to the first, so that masked ones come first.
 """
 
 from __future__ import annotations
@@ -25,8 +22,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from tandem.kernels.attention.gluon_kernels import blank_tail
 from tandem.kernels.launch.gluon_kernels import load_box
 
-# What each partition carries: shared memory and barriers first, then the batch.
-# qs [2, 64, D]; ks, vs [STAGES, BN, D]; q_full, q_empty [2, 1]; k_*, v_* [STAGES, 1]; turn [2, 1].
+# Arguments of each partition: qs [2, 64, D]; ks, vs [STAGES, BN, D]; q_full, q_empty [2, 1]; k_*,
+# v_* [STAGES, 1]; turn [2, 1]; then the batch.
 
 
 @gluon.jit
@@ -71,7 +68,7 @@ def _producer(
             i = step % STAGES
             phase = ((step // STAGES) & 1) ^ 1
             step += 1
-            pages = ()  # read before the ring is waited for: an L2 latency less when it opens
+            pages = ()  # read before the ring is waited for, to hide the latency
             for h in gl.static_range(PAGES):
                 block = gl.load(table + gl.minimum(first + h, last_page))  # past the last: masked
                 pages = pages + (block * block_rows + head_row,)  # type: ignore[assignment]  # noqa: RUF005
@@ -104,7 +101,8 @@ def _producer(
 def _softmax(
     s, top, total, scale, key0, pos0, MASK: gl.constexpr, BN: gl.constexpr, SL: gl.constexpr
 ):
-    """One step of the online softmax: p (unnormalised), new top and total, factor for the old."""
+    """Take one step of the online softmax: p (unnormalised), new top and total, factor for the
+    old."""
     if MASK:
         pos = pos0 - key0 + gl.arange(0, 64, gl.SliceLayout(1, SL))
         # Opaque, so that 64 comparisons are not made before the product and kept as packed bits.
@@ -113,7 +111,7 @@ def _softmax(
         s = gl.where(gl.expand_dims(pos, 1) >= gl.expand_dims(key, 0), s, -1e30)
     new = gl.maximum(top, gl.max(s, 1))
     shift = new * scale
-    if MASK:  # a row that has seen no key yet: keep p at zero, whatever -1e30 * scale rounds to
+    if MASK:  # a row without keys so far: p stays zero, whatever -1e30 * scale rounds to
         shift = gl.where(new < -1e29, 0.0, shift)
     p = gl.exp2(s * scale - gl.expand_dims(shift, 1))
     old = gl.exp2(top * scale - shift)
@@ -138,9 +136,9 @@ def _step(
     W: gl.constexpr, MASK: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
     PINGPONG: gl.constexpr, SL: gl.constexpr, OL: gl.constexpr,
 ):  # fmt: skip
-    """Q K^T of this tile and P V of the one before, then the softmax under the latter.
+    """Issue Q K^T of this tile and P V of the one before, then the softmax.
 
-    p comes and goes in float32: carried as 16-bit values it would be unpacked and packed again.
+    p is passed in float32, to avoid unpacking.
     """
     i = step % STAGES
     ip = (step - 1) % STAGES
@@ -160,7 +158,7 @@ def _step(
     s = warpgroup_mma_wait(1, deps=[s_wait])
     mbarrier.arrive(k_empty.index(i), count=1)
     p, top, total, old = _softmax(s, top, total, scale, key0, pos0, MASK, BN, SL)
-    # Passed long ago: its branch keeps ptxas from moving the wait for P V up over the softmax.
+    # Already passed: the branch keeps ptxas from moving the wait for P V before the softmax.
     mbarrier.wait(v_full.index(ip), ((step - 1) // STAGES) & 1)
     o = warpgroup_mma_wait(0, deps=[o_wait])
     mbarrier.arrive(v_empty.index(ip), count=1)
@@ -279,7 +277,7 @@ def prefill_tiles(
     BN: gl.constexpr, STAGES: gl.constexpr, FIELDS: gl.constexpr, PINGPONG: gl.constexpr,
     CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
-    """Attention of the planned tiles, 128 query rows each. Grid: (programs that fit,), 4 warps.
+    """Attend the planned tiles, 128 query rows each. Grid: (programs that fit,), 4 warps.
 
     q_desc: [tokens, HEADS * D], boxes [64, D]. kv_desc: rows of D, boxes [PAGE, D]; the first row
     of (block, K|V, KV head) is block * block_rows + K|V * two_rows + KV head * head_rows. plan:

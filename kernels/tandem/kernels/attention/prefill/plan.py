@@ -1,4 +1,4 @@
-"""The list of query tiles that both prefill kernels walk, made once a step on the device."""
+"""Query tiles of both prefill kernels, listed once a step on the device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .plan_kernels import PLAN_FIELDS, plan_tiles
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Tiles of a batch, those that see most keys first."""
+    """Tiles of a batch, those that attend to most keys first."""
 
     rows: Tensor
     """int32 [most tiles, PLAN_FIELDS]; only the first `count` are written."""
@@ -30,7 +30,8 @@ class Tiles:
 
 
 def tiles_of(batch: PagedBatch, tokens: int, rows: int) -> Tiles:
-    """Return the batch's queries (`tokens` in all) in tiles of `rows`; the first layer makes it."""
+    """Return the batch's queries (`tokens` in total) in tiles of `rows`; made by the first
+    layer."""
     key = ("prefill.tiles", rows)
     if key not in batch.memo:
         batch.memo[key] = _plan(batch, tokens, rows)

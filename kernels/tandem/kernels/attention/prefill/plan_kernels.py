@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 PLAN_FIELDS = (
-    8  # query row, rows, position of the first, keys to see, keys in all, sequence, 2 unused
+    8  # query row, rows, position of the first, keys to attend to, keys in all, sequence, 2 unused
 )
 
 
@@ -23,11 +23,10 @@ def plan_tiles(
     TILES: tl.constexpr,
     FIELDS: tl.constexpr,
 ):
-    """Cut each sequence's queries into tiles of BM rows; write each tile at its rank by keys seen.
+    """Cut each sequence's queries into tiles of BM rows; write each tile at its rank by keys.
 
-    A tile's rank is a count in closed form over sequences (how many tiles of each see more keys),
-    so that no sort and no second pass is needed. Ties keep the order of sequences, which makes the
-    list a permutation. Grid: cdiv(max_tiles, TILES); SEQS >= num_seqs, a power of two.
+    The rank is a count in closed form over sequences, without a sort or second pass. Ties keep the
+    order of sequences. Grid: cdiv(max_tiles, TILES); SEQS >= num_seqs, a power of two.
     """
     seq = tl.arange(0, SEQS)
     real = seq < num_seqs
@@ -45,7 +44,8 @@ def plan_tiles(
     my_length = tl.sum(here * length[None, :], 1)
     position = tl.sum(here * cached[None, :], 1) + first
     keys = tl.minimum(my_length, position + BM)
-    # Tiles of each sequence that see more keys than this one; equals count if they come before.
+    # Tiles of each sequence that attend to more keys than this one; equals count if they come
+    # before.
     bar = keys[:, None] - (seq[None, :] < at[:, None]).to(tl.int32)
     below = tl.minimum(
         tl.maximum(bar - cached[None, :], 0) // BM, tl.maximum(tiles - 1, 0)[None, :]

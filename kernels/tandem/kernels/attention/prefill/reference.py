@@ -18,7 +18,7 @@ class _Chunk(NamedTuple):
     keys: int
     rows: Tensor
     mask: Tensor | None
-    """Added to the scores, [queries, keys]; None where plain causality says the same."""
+    """Added to the scores, [queries, keys]; None for plain causality."""
 
 
 def prefill(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:

@@ -1,7 +1,6 @@
 """Paged prefill attention in Triton, for any GPU; batches of few queries go to the decode kernel.
 
-Any mix of prompts and chunks in one launch, over the tiles that plan.py lists on the device.
-Roofline as in gluon.py; without Hopper's asynchronous products it reaches some 65 % of that kernel.
+Prompts and chunks in one launch, over the tiles of plan.py. Roofline as in gluon.py.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ DEFAULT = Tuning()
 
 
 def prefill(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
-    """See the wrapper; a head size that no tile has (``in_tiles``) is left to the reference."""
+    """See the wrapper; head sizes that are not ``in_tiles`` go to the reference."""
     if not in_tiles(q.shape[2], q.dtype):
         return reference.prefill(q, kv, batch, scale)
     if decode_triton.fits(q, kv, batch):
@@ -48,7 +47,7 @@ def prefill(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
 def launch(
     q: Tensor, kv: Tensor, batch: PagedBatch, scale: float, out: Tensor, tuning: Tuning
 ) -> None:
-    """Plan the batch unless a layer before did, and fill `out`."""
+    """Plan the batch unless an earlier layer did, and fill `out`."""
     heads, dim = q.shape[1:]
     kv_heads, page = kv.shape[2:4]
     tiles = tiles_of(batch, q.shape[0], tuning.rows)

@@ -1,7 +1,7 @@
-"""Jit code of paged prefill attention for any GPU: one program a (tile, head), FlashAttention-2.
+"""Jit code of paged prefill attention for any GPU: FlashAttention-2 (Dao 2023), a program a (tile,
+head).
 
-FlashAttention-2 (Dao 2023) over paged keys and the planned list of tiles: unmasked key tiles in a
-pipelined loop, then those on the diagonal. Launched by triton.py.
+Unmasked key tiles in a pipelined loop, then those on the diagonal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ def _attend(
     acc, top, total, queries, kv, table, position, length, first, last, kv_block, kv_two, scale,
     D: tl.constexpr, PAGE: tl.constexpr, BN: tl.constexpr, MASK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Key tiles first..last of BN tokens each, BN dividing the page. No float32 is rounded."""
+    """Attend to key tiles first..last of BN tokens each, BN dividing the page. float32 is not
+    rounded."""
     PRECISION: tl.constexpr = "ieee" if kv.dtype.element_ty == tl.float32 else "tf32"
     cols = tl.arange(0, D)
     in_tile = tl.arange(0, BN)
@@ -50,7 +51,7 @@ def prefill_tiles(
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, FIELDS: tl.constexpr,
 ):  # fmt: skip
-    """One tile of BM query rows of one head. Grid: (HEADS, tiles that there can be).
+    """Attend one tile of BM query rows of one head. Grid: (HEADS, most tiles).
 
     q [tokens, HEADS, D] with strides q_t, q_h; kv [blocks, K|V, KV heads, PAGE, D] with strides
     kv_block, kv_two, kv_head and dense pages; plan by plan_tiles; out [tokens, HEADS, D] dense.

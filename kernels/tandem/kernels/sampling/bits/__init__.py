@@ -1,4 +1,4 @@
-"""Taking tokens away that a grammar does not allow: bits of 32 tokens a word."""
+"""Masks of tokens that a grammar does not allow, 32 tokens a word."""
 
 from __future__ import annotations
 
@@ -25,14 +25,11 @@ __all__ = ["KEEP_BITS", "LOWEST", "keep_bits"]
 def keep_bits(
     logits: Tensor, words: Tensor, rows: Tensor, *, backend: Backend | None = None
 ) -> None:
-    """-inf for every token whose bit is 0, and at least ``LOWEST`` for the others, in place on
-    float32, bfloat16 or float16 [rows, vocabulary].
+    """Set tokens whose bit is 0 to -inf, others to at least ``LOWEST``, in place on float32,
+    bfloat16 or float16 [rows, vocabulary].
 
-    Args:
-        logits: dense in its last dimension.
-        words: int32 [bounded, ceil(vocabulary / 32)], the lowest bit the lowest id.
-        rows: int64 [bounded], distinct: the row of logits of each; a negative one's words bound
-            nothing.
+    words are int32 [bounded, ceil(vocabulary / 32)], the lowest bit the lowest id. rows are int64
+    [bounded], distinct: the row of logits of each; words of a negative row are ignored.
     """
     bounded = words.shape[0]
     checks.shape("logits", logits, None, None)

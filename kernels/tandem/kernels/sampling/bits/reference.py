@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 LOWEST = -1e30
-"""Logit of an allowed token that the model itself rules out. It is above those of tokens that are
-not allowed, and far enough from float32's end for penalties and a low temperature."""
+"""Least logit of an allowed token: above those of other tokens, and far enough from float32's end
+for penalties and a low temperature."""
 PART = 64
 """Rows at a time, which bounds the size of their copies."""
 

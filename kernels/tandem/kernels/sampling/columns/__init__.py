@@ -1,7 +1,6 @@
-"""Parameters of the rows of one step, taken from columns that stay on the device.
+"""Parameters of one step's rows, gathered from columns that stay on the device.
 
-Parameters change when a sequence comes, not when it draws: a step names its rows and positions, and
-one launch gives the keys of its draws, temperatures and filters in the order of the logits.
+Parameters change when a sequence comes, not when it draws, so one launch gathers them.
 """
 
 from __future__ import annotations
@@ -55,11 +54,8 @@ def gather(
 ) -> Gathered:
     """Return the parameters of `rows` and keys of `draws`.
 
-    Args:
-        columns: of the whole batch.
-        rows: int64 [rows], row of the batch of each row of logits.
-        draws: int64 [3, draws], dense: row of the batch, choice and output position of each draw.
-        backend: an explicit choice; by device otherwise.
+    rows are int64 [rows], batch rows of the logits. draws are dense int64 [3, draws]: row of the
+    batch, choice and output position of each.
     """
     checks.shape("rows", rows, None)
     checks.shape("draws", draws, 3, None)

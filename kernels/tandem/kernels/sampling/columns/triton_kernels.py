@@ -14,10 +14,10 @@ def gather_columns(
     seeds, top_k, temperature, min_p, top_p, rows, draws, wide, narrow, n, m, size,
     LAST: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Columns at `rows` [n], keys of `draws` [3, m]. Grid: cdiv(max(n, m), BLOCK).
+    """Gather columns at `rows` [n], keys of `draws` [3, m]. Grid: cdiv(max(n, m), BLOCK).
 
     wide int64 [2, size] takes top_k and keys; narrow float32 [3, size] takes temperature, min_p and
-    top_p. LAST is what the purpose adds to a key.
+    top_p. LAST is the purpose's addend to a key.
     """
     follow(PDL)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -1,4 +1,4 @@
-"""Dropping unlikely tokens from a draw: the lowest logit that min-p, top-k and top-p keep."""
+"""Filters of unlikely tokens: the lowest logit that min-p, top-k and top-p keep."""
 
 from __future__ import annotations
 
@@ -25,20 +25,12 @@ def thresholds(
     temperature: Tensor | None = None,
     backend: Backend | None = None,
 ) -> Tensor:
-    """The lowest logit / temperature that each row keeps under min-p, then top-k, then top-p.
+    """Return the lowest logit / temperature that each row keeps under min-p, then top-k, then
+    top-p.
 
-    A filter keeps the logits at or above one value, so all three are one number a row. Tokens equal
-    to the boundary are all kept, which makes the result free of any order among equals.
-
-    Args:
-        logits: float32, bfloat16 or float16 [rows, vocabulary].
-        filters: one value of each kind per row.
-        temperature: float32 [rows], above 0; None is 1.
-        backend: an explicit choice; by device otherwise.
-
-    Returns:
-        float32 [rows], each the value of a logit that is kept or min-p's bound; -inf where
-        everything is kept.
+    Tokens equal to the boundary are all kept. logits are float32, bfloat16 or float16 [rows,
+    vocabulary]; temperature float32 [rows], above 0, None is 1. The result is float32 [rows], the
+    value of a kept logit or min-p's bound; -inf keeps everything.
     """
     check_logits(logits)
     check_rows("temperature", temperature, logits)

@@ -1,7 +1,7 @@
-"""Thresholds of min-p, top-k and top-p in plain torch, without sorting the vocabulary.
+"""Thresholds of min-p, top-k and top-p in plain torch.
 
-Top-p needs the best tokens in order only until their probability is reached: a partial top-k of
-growing size finds them, and a full sort is the last resort of nearly flat distributions.
+For top-p a partial top-k of growing size finds the best tokens; nearly flat distributions are
+sorted.
 """
 
 from __future__ import annotations

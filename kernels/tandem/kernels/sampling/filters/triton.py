@@ -1,8 +1,7 @@
-"""Thresholds of the filters in Triton: five launches, whatever the filters and the rows.
+"""Thresholds of the filters in Triton: five launches for any filters and rows.
 
-Roofline: the logits read once; a row that only top-p cuts reads them twice more, from L2
-where they fit, unless its groups say that they cannot matter. Nothing is read back to the host:
-rows without a filter leave early on the device.
+Roofline: the logits read once; a row that only top-p cuts reads part of them twice more, from L2 if
+they fit. Rows without a filter leave early on the device.
 """
 
 from __future__ import annotations

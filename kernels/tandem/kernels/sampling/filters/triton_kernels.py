@@ -1,12 +1,10 @@
 """Jit code that finds the thresholds of min-p, top-k and top-p by search instead of a sort.
 
-Steps over what `group_stats` left: `bound_rows` finds from the groups' peaks and masses alone a
-value that the threshold cannot be below; where top-p stands without top-k, `weigh_rows` narrows the
-bracket from there to the peak, all multiprocessors at once; `gather_rows` copies the logits within
-the bracket, usually a few hundred; `search_rows` (in search/) ends the search among those. Weights
-are 1 for top-k and probability for top-p: either way the threshold is the largest logit v such that
-the weights of all logits >= v sum up to a target. (Pivots instead of a sort are FlashInfer's idea,
-2025; the bound by peaks and the bracket are this project's.)
+After `group_stats`, `bound_rows` finds a lower bound of the threshold from the groups' peaks and
+masses; for top-p without top-k `weigh_rows` narrows the bracket up to the peak; `gather_rows`
+copies the logits within it; `search_rows` ends the search among these. Weights are 1 for top-k and
+probability for top-p: the threshold is the largest logit v such that the weights of all logits >= v
+reach a target. (Pivots instead of a sort: FlashInfer, 2025.)
 """
 
 from __future__ import annotations
@@ -32,8 +30,7 @@ FIELDS = tl.constexpr(4)
 """Fields of a row: lower end of the bracket, peak, mass (times e^-peak), upper end."""
 
 
-# The cursors lie behind the kinds: where they begin, by the number of rows, must not make another
-# kernel.
+# The offset of the cursors must not build another kernel.
 @triton.jit(do_not_specialize=["cursors"])
 def bound_rows(
     peaks, masses, min_p, top_k, top_p, floors, facts, kinds, cursors, vocab, groups,
@@ -41,9 +38,9 @@ def bound_rows(
 ):  # fmt: skip
     """Find per row: min-p's floor, the bracket, peak, mass and kind. Grid: (rows,).
 
-    At least as many logits are above a value as groups have their peak above it, and likewise for
-    mass; and logits below peak + log(share * mass / vocab) cannot have that share of the mass.
-    floors float32 [rows]; facts float32 [rows, FIELDS]; kinds, cursors int32 [rows].
+    As many logits are above a value as groups have their peak above it, at least, and likewise for
+    mass; logits below peak + log(share * mass / vocab) cannot have that share of the mass. floors
+    float32 [rows]; facts float32 [rows, FIELDS]; kinds, cursors int32 [rows].
     """
     follow(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -63,7 +60,7 @@ def bound_rows(
     by_count = (k > 0) & (k < vocab)
     some = peak > float("-inf")
     weight = tl.where(some, tl.where(by_count, 1.0, likely), 0.0)
-    # A little more than asked for, so that rounding cannot put the bound above the threshold.
+    # A margin, so that rounding cannot put the bound above the threshold.
     target = tl.where(by_count, k.to(tl.float32), p * total * 1.0001)
     high = tl.maximum(top, FINITE)
     low = tl.min(tl.where(some, peak, high), 0)
@@ -93,7 +90,8 @@ def bound_rows(
 
 @triton.jit
 def _pivots(low, high):
-    """Lower ends of the bracket's PARTS: fused, so that every kernel has the same numbers."""
+    """Return the lower ends of the bracket's PARTS; fused, so that every kernel has the same
+    numbers."""
     part = tl.arange(0, PARTS).to(tl.float32)
     step = (high - low) / PARTS + tl.zeros_like(part)
     return tl.fma(step, part, low + tl.zeros_like(part))
@@ -106,7 +104,7 @@ def bracket(
 ):  # fmt: skip
     """Return the row's bracket after ROUND rounds: its ends, the mass above it, the mass to reach.
 
-    Every program computes it again from the rounds' partial sums, which saves a launch a round.
+    Every program computes it from the rounds' partial sums, which saves a launch a round.
     """
     low = tl.load(facts + row * FIELDS)
     high = tl.load(facts + row * FIELDS + 3)
@@ -141,7 +139,7 @@ def weigh_rows(
     ROUNDS: tl.constexpr, CHUNKS: tl.constexpr, LANES: tl.constexpr, SCALED: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """The mass of a chunk's logits within the bracket, from each of its parts upwards.
+    """Weigh a chunk's logits within the bracket, from each of its parts upwards.
 
     A chunk is STEPS * AT_ONCE groups, a step LANES threads with a run of logits each. partials
     float32 [rows, ROUNDS, chunks, PARTS]. Grid: (chunks, rows); only rows that top-p cuts without
@@ -236,7 +234,7 @@ def _weigh(value, keep, top, BY_MASS: tl.constexpr):
 
 @triton.jit
 def _sum_above(values, count, floor, top, BLOCK: tl.constexpr):
-    """Mass of values[:count] that are at or above floor, and their smallest."""
+    """Return the mass of values[:count] that are at or above floor, and their smallest."""
     total = tl.zeros([BLOCK], tl.float32)
     least = tl.full([BLOCK], float("inf"), tl.float32)
     for start in range(0, count, BLOCK):
@@ -250,9 +248,10 @@ def _sum_above(values, count, floor, top, BLOCK: tl.constexpr):
 
 @triton.jit
 def _keep_between(values, target, count, low, high, BLOCK: tl.constexpr):
-    """Copy values[:count] in low <= v < high to `target`, which may be `values`; their number.
+    """Copy values[:count] in low <= v < high to `target`, which may be `values`; return their
+    number.
 
-    In place a block is read before anything is written at or before its place.
+    In place, a block is read before its place is written.
     """
     kept = tl.zeros([], tl.int32)
     for start in range(0, count, BLOCK):
@@ -272,7 +271,8 @@ def _narrow(
     values, count, low, high, above, top, target,
     BY_MASS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One pass over values[:count] that cuts the bracket of `_search` into PARTS; the right one."""
+    """Cut the bracket of `_search` into PARTS in one pass over values[:count]; return the right
+    one."""
     step = (high - low) / PARTS
     sums = ()
     for _ in tl.static_range(PARTS - 1):
@@ -307,7 +307,7 @@ def _by_rank(
     values, count, low, high, above, top, target,
     BY_MASS: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """`_search` where values[:count] are at most BLOCK: each is weighed against all the others."""
+    """Run `_search` on at most BLOCK values: each is weighed against all the others."""
     at = tl.arange(0, BLOCK)
     value = tl.load(values + at, mask=at < count, other=float("-inf"))
     sums = tl.zeros([BLOCK], tl.float32)
@@ -325,12 +325,12 @@ def _search(
     values, spare, count, low, high, above, top, target,
     BY_MASS: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """The largest v of values[:count] in low <= v < high whose weights from v up reach `target`.
+    """Return the largest v of values[:count] in low <= v < high whose weights from v up reach
+    `target`.
 
-    `above` is the weight of what is at or above `high`; with all that is at or above `low` it must
-    reach the target. While there is more than a block of values the bracket is cut and what is
-    outside is left behind. That also ends when no float lies within the bracket but its lower end:
-    then all that is left is equal.
+    `above` is the weight at or above `high`; with all at or above `low` it must reach the target.
+    The bracket is cut until a block of values is left, or no float lies within it: then all are
+    equal.
     """
     moved = low < high
     while moved & (count > BLOCK):
@@ -353,7 +353,7 @@ def search_rows(
     BLOCK: tl.constexpr, AT_ONCE: tl.constexpr, WIDE: tl.constexpr, ROUNDS: tl.constexpr,
     CHUNKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """floors[row] becomes the row's threshold under min-p, top-k and top-p. Grid: (rows,)."""
+    """Set floors[row] to the row's threshold under min-p, top-k and top-p. Grid: (rows,)."""
     follow(PDL)
     row = tl.program_id(0).to(tl.int64)
     kind = tl.load(kinds + row)

@@ -1,4 +1,4 @@
-"""Making tokens less likely that a row has seen."""
+"""Penalties of tokens that a row has seen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PENALIZE: Op[Callable[[Tensor, Penalties], None]] = Op(
 
 
 def penalize(logits: Tensor, penalties: Penalties, *, backend: Backend | None = None) -> None:
-    """Repetition, frequency and presence penalties, in place on float32 [rows, vocabulary]."""
+    """Apply repetition, frequency and presence penalties in place on float32 [rows, vocabulary]."""
     checks.shape("logits", logits, None, None)
     checks.kind("logits", logits, torch.float32)
     checks.dense_last("logits", logits)

@@ -1,10 +1,9 @@
 """The choice: the best token of a row, or one drawn from the softmax of its logits.
 
-Drawing is a race in two legs (docs/decisions: how a token is drawn). Tokens lie in groups of GROUP
-by id. Leg one picks a group: argmax of (its probability mass over exponential noise). Leg two picks
-a token in it: argmax of (logit - log of exponential noise). Both are the Gumbel-max trick, so the
-outcome has exactly the softmax's distribution, while noise is made for groups and one group's
-tokens instead of the whole vocabulary. Noise comes from the draw's key and the index alone.
+A draw first picks a group of GROUP ids (argmax of its probability mass over exponential noise),
+then a token in it (argmax of logit - log of exponential noise). Both are the Gumbel-max trick, so
+the distribution is exactly the softmax's, with noise for few tokens (docs/decisions). Noise depends
+on the draw's key and the index only.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ DRAW: Op[Draw] = Op(
 
 
 def best(logits: Tensor, *, backend: Backend | None = None) -> Tensor:
-    """The first of each row's equal maxima: float32, bfloat16 or float16 logits to int64 [rows]."""
+    """Return the first maximum of each row of float32, bfloat16 or float16 logits: int64 [rows]."""
     check_logits(logits)
     return BEST.on(logits.device, backend)(logits)
 
@@ -47,21 +46,11 @@ def draw(
     floor: Tensor | None = None,
     backend: Backend | None = None,
 ) -> Tensor:
-    """One token a draw from softmax(logits / temperature) at or above `floor`.
+    """Draw one token each from softmax(logits / temperature) at or above `floor`: int64 [draws].
 
-    Several draws may share a row of logits.
-
-    Args:
-        logits: float32, bfloat16 or float16 [rows, vocabulary]; -inf is never drawn while anything
-            else is there.
-        keys: int64 [draws], from `row_keys`.
-        rows: int64 [draws], the row of `logits` of each draw.
-        temperature: float32 [rows], above 0; None is 1.
-        floor: float32 [rows] in units of logits / temperature, from `thresholds`; None keeps all.
-        backend: an explicit choice; by device otherwise.
-
-    Returns:
-        int64 [draws], always within the vocabulary.
+    logits are float32, bfloat16 or float16 [rows, vocabulary]. keys (from `row_keys`) and rows are
+    int64 [draws]; draws may share a row. temperature is float32 [rows], above 0, None is 1. floor
+    is float32 [rows] from `thresholds`; None keeps all. -inf is only drawn if nothing else is left.
     """
     check_logits(logits)
     checks.shape("rows", rows, keys.shape[0])

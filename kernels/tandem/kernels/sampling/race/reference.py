@@ -1,4 +1,4 @@
-"""The choice in plain torch. On a CPU noise for groups alone is a tenth of the time of a draw."""
+"""The choice in plain torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from tandem.kernels.sampling.rng import GROUP, GROUP_NOISE, exponentials
 
 PART = 32
-"""Rows that are widened to float32 at a time where the best token is looked for."""
+"""Rows that are widened to float32 at a time for the best token."""
 _FINITE = torch.finfo(torch.float32).min
 
 
@@ -21,7 +21,7 @@ def best(logits: Tensor) -> Tensor:
     if logits.device.type != "cpu":
         return logits.argmax(-1)
     parts = torch.split(logits.detach(), PART)
-    found = [part.float().numpy().argmax(-1) for part in parts]  # ten times as fast as torch's
+    found = [part.float().numpy().argmax(-1) for part in parts]  # much faster than torch's
     return torch.from_numpy(np.concatenate(found))
 
 
@@ -39,7 +39,8 @@ def draw(
 
 
 def kept(logits: Tensor, temperature: Tensor | None, floor: Tensor | None) -> Tensor:
-    """float32 logits over the temperature, -inf below the floor; a view where nothing changes."""
+    """Return float32 logits over the temperature, -inf below the floor; a view if nothing
+    changes."""
     values = logits.float()
     if temperature is not None:
         values = values / temperature.unsqueeze(1)
@@ -49,14 +50,14 @@ def kept(logits: Tensor, temperature: Tensor | None, floor: Tensor | None) -> Te
 
 
 def _in_groups(logits: Tensor) -> Tensor:
-    """[rows, groups, GROUP], the last group filled up with -inf."""
+    """Return [rows, groups, GROUP], the last group filled up with -inf."""
     missing = -logits.shape[1] % GROUP
     padded = pad(logits, (0, missing), value=-math.inf) if missing else logits
     return padded.reshape(logits.shape[0], padded.shape[1] // GROUP, GROUP)
 
 
 def _masses(groups: Tensor) -> Tensor:
-    """Probability mass of each group, up to a factor a row: float32 [rows, groups]."""
+    """Return the probability mass of each group, up to a factor a row: float32 [rows, groups]."""
     peak = groups.amax((1, 2), keepdim=True).clamp_(min=_FINITE)
     return (groups - peak).exp_().sum(-1)
 

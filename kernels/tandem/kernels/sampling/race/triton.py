@@ -1,6 +1,6 @@
-"""The choice in Triton: two launches, whatever the number of rows.
+"""The choice in Triton: two launches for any number of rows.
 
-Roofline: the logits read once. No sort, no noise for tokens that cannot win, nothing read back.
+Roofline: the logits read once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tandem.kernels.sampling.rng import GROUP, GROUP_NOISE
 from .triton_kernels import best_of_groups, group_stats, race
 
 AT_ONCE = 16
-"""Groups of a program of a pass over logits: 2,048 of them; twice that for maxima alone."""
+"""Groups of a program of a pass over logits; twice that for maxima only."""
 
 
 class GroupStats(NamedTuple):

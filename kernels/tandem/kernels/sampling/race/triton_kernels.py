@@ -1,7 +1,7 @@
 """Jit code of the choice: one pass that leaves a peak and a mass a group, then a small race.
 
-All sums and comparisons are in float32, the quotient by the temperature rounded as IEEE has it, and
-the noise goes through float64 so that its logarithms are right to the last bit that is kept.
+Sums and comparisons are in float32, the quotient by the temperature is rounded as by IEEE, and the
+noise's logarithms are computed in float64.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from tandem.kernels.launch.triton_kernels import follow
 def load_kept(
     logits, at, keep, temperature, floor, row, SCALED: tl.constexpr, FLOORED: tl.constexpr
 ):
-    """float32 logits of a row over its temperature, -inf below its floor and where not `keep`."""
+    """Return float32 logits of a row over its temperature, -inf below its floor and where not
+    `keep`."""
     value = tl.load(logits + at, mask=keep, other=float("-inf")).to(tl.float32)
     if SCALED:
         divisor = tl.load(temperature + row)
@@ -33,11 +34,12 @@ def group_stats(
     GROUP: tl.constexpr, AT_ONCE: tl.constexpr, SCALED: tl.constexpr, FLOORED: tl.constexpr,
     MASS: tl.constexpr, RANK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Per group of GROUP tokens its largest logit, and with MASS its sum of exp(logit - largest).
+    """Store per group of GROUP tokens its largest logit, and with MASS its sum of exp(logit -
+    largest).
 
     logits [rows, vocab] with a row stride; peaks, masses float32 and ranks int32 [rows, groups].
-    With RANK, also how many logits are above that of token chosen[row]. Reads each logit once; the
-    roofline of greedy choice and of a draw is that read. Grid: (cdiv(groups, AT_ONCE), rows).
+    With RANK, also how many logits are above that of token chosen[row]. Grid: (cdiv(groups,
+    AT_ONCE), rows).
     """
     follow(PDL)
     row = tl.program_id(1).to(tl.int64)
@@ -62,7 +64,7 @@ def best_of_groups(
     logits, peaks, tokens, row_stride, vocab, groups,
     GROUP: tl.constexpr, GROUPS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """tokens[row] = the first largest logit, from the groups' peaks. Grid: (rows,).
+    """Set tokens[row] to the first largest logit, from the groups' peaks. Grid: (rows,).
 
     GROUPS >= groups, a power of two.
     """
@@ -79,7 +81,7 @@ def best_of_groups(
 
 @triton.jit
 def exponential(key, index):
-    """float32 noise of `rng.exponentials`: the same bits, the logarithm in float64."""
+    """Return float32 noise of `rng.exponentials`: the same bits, the logarithm in float64."""
     bits = logical_shift(mix(key + place(index)), 32)
     uniform = tl.minimum((bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994)
     return (-tl.log(1.0 - uniform.to(tl.float64))).to(tl.float32)
@@ -91,7 +93,7 @@ def race(
     GROUP: tl.constexpr, GROUPS: tl.constexpr, GROUP_NOISE: tl.constexpr,
     SCALED: tl.constexpr, FLOORED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """tokens[draw], by the race in two legs over row rows[draw]. Grid: (draws,).
+    """Set tokens[draw] by the race in two legs over row rows[draw]. Grid: (draws,).
 
     peaks and masses by `group_stats`; GROUPS >= groups, a power of two.
     """

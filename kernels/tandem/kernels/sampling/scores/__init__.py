@@ -1,4 +1,4 @@
-"""Log-probabilities: of the tokens that were chosen, and of the best."""
+"""Log-probabilities of chosen and of the best tokens."""
 
 from __future__ import annotations
 
@@ -25,13 +25,10 @@ SCORE: Op[Callable[[Tensor, Tensor, int], TokenScores]] = Op(
 def score_tokens(
     logits: Tensor, ids: Tensor, top: int, *, backend: Backend | None = None
 ) -> TokenScores:
-    """Log-probability and rank of one token a row, and of the `top` best.
+    """Return log-probability and rank of one token a row, and of the `top` best.
 
-    Args:
-        logits: float32, bfloat16 or float16 [rows, vocabulary]; scored in float32.
-        ids: int64 [rows].
-        top: how many of the best to return, at most the vocabulary; 0 is none.
-        backend: an explicit choice; by device otherwise.
+    logits are float32, bfloat16 or float16 [rows, vocabulary], scored in float32; ids int64 [rows].
+    `top` is at most the vocabulary; 0 is none.
     """
     check_logits(logits)
     checks.shape("ids", ids, logits.shape[0])

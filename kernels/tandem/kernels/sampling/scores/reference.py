@@ -25,11 +25,10 @@ def score_tokens(logits: Tensor, ids: Tensor, top: int) -> TokenScores:
 
 
 def best_first(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` best logits of each row and their ids, of equals the lowest id first.
+    """Return the `count` best logits of each row and their ids; of equals the lowest id first.
 
-    float32 [rows, vocabulary] to float32 and int64 [rows, count]. `topk` alone leaves equals in
-    any order, so it is given integers that order first by logit, then by id: the bits of a float,
-    negatives turned round, order like the float.
+    float32 [rows, vocabulary] to float32 and int64 [rows, count]. `topk` orders equals arbitrarily,
+    so it gets integers that order by logit, then by id.
     """
     if not count:
         return logits[:, :0], logits.new_empty(logits.shape[0], 0, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Jit code of log-probabilities: what one pass left a group, put together a row."""
+"""Jit code of log-probabilities, from the groups' results of one pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 @triton.jit
 def _first_largest(value, at):
-    """The largest of `value` and the lowest of the indices `at` that hold it."""
+    """Return the largest of `value` and the lowest of the indices `at` that hold it."""
     largest = tl.max(value, 0)
     return largest, tl.min(tl.where(value == largest, at, 0x7FFFFFFF), 0)
 
@@ -23,12 +23,12 @@ def score_rows(
     row_stride, vocab, groups, top,
     GROUP: tl.constexpr, GROUPS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Log-probability and rank of ids[row], and the `top` best tokens in order. Grid: (rows,).
+    """Store log-probability and rank of ids[row], and the `top` best tokens in order. Grid:
+    (rows,).
 
-    peaks, masses and ranks by `group_stats` with RANK; GROUPS >= groups, a power of two. The best
-    are found one by one: the group with the largest peak gives its best token and then shows its
-    next best, so a token costs two small reductions. -inf counts as LOWEST while they are sought,
-    so that lanes without a token stay below every token.
+    peaks, masses and ranks by `group_stats` with RANK; GROUPS >= groups, a power of two. The group
+    with the largest peak gives its best token and then shows its next best. -inf counts as LOWEST
+    meanwhile, so that lanes without a token stay below every token.
     """
     follow(PDL)
     row = tl.program_id(0).to(tl.int64)

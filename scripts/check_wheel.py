@@ -30,7 +30,7 @@ for command in COMMANDS:
     with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
         main([command, "--help"])
     assert "usage: tandem" in shown.getvalue(), f"{command} has no help"
-for absent in ("kopf", "grpc", "nixl_cu13", "opentelemetry", "matplotlib"):
+for absent in ("kopf", "grpc", "nixl_cu13", "opentelemetry"):
     assert importlib.util.find_spec(absent) is None, f"{absent} is in the default install"
 """
 

@@ -27,15 +27,14 @@ Serve = Callable[..., Served]
 def test_a_run_is_measured_shown_and_saved(
     serve: Serve, decode: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A table on standard output, a JSON with every time, a picture."""
+    """A table on standard output, a JSON with every time."""
     served = serve(decode(step=0.005))
-    result, picture = tmp_path / "r.json", tmp_path / "r.png"
+    result = tmp_path / "r.json"
     status = bench.run(
         [
             *("serve", "--base-url", served.url, "--num-prompts", "6", "--max-concurrency", "3"),
-            *("--random-input-len", "20", "--random-output-len", "5", "--random-vocab", "1200"),
-            *("--goodput", "ttft:60000", "--result", str(result), "--plot", str(picture)),
-            *("--metric-percentiles", "50,99", "--save-detailed"),
+            *("--random-input-len", "20", "--random-output-len", "5"),
+            *("--goodput", "ttft:60000", "--result", str(result), "--save-detailed"),
         ]
     )
 
@@ -46,10 +45,9 @@ def test_a_run_is_measured_shown_and_saved(
     assert saved["total_output_tokens"] == 30
     assert 1 <= saved["max_concurrency_seen"] <= 3
     assert saved["share_within_bounds"] == 1
-    assert saved["p50_itl_ms"] == pytest.approx(saved["median_itl_ms"])
+    assert saved["median_itl_ms"] <= saved["p90_itl_ms"] <= saved["p99_itl_ms"]
     assert saved["median_ttft_ms"] <= saved["median_e2el_ms"]
     assert all(len(each["times"]) == 5 for each in saved["requests"])
-    assert picture.read_bytes().startswith(b"\x89PNG")
     assert "Time to first token" in capsys.readouterr().out
 
 
@@ -61,15 +59,14 @@ def test_failed_requests_are_counted_by_reason(
     status = bench.run(
         [
             *("serve", "--base-url", served.url, "--num-prompts", "2", "--num-warmups", "0"),
-            *("--random-input-len", "20", "--random-output-len", "5", "--random-vocab", "1200"),
-            *("--temperature", "-1"),
+            *("--random-input-len", "20", "--random-output-len", "1000000"),
         ]
     )
 
     assert status == 1
     out = capsys.readouterr().out
     assert "2 x HTTP 400" in out
-    assert "temperature" in out
+    assert "max_tokens" in out
 
 
 def test_a_servers_words_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,7 +87,7 @@ def test_a_result_is_saved_before_it_is_shown(
 
     monkeypatch.setattr("tandem.cli.bench.serve.show", gone)
     words = ["--base-url", serve(decode()).url, "--num-prompts", "1", "--result", str(result)]
-    words += ["--random-input-len", "20", "--random-output-len", "1", "--random-vocab", "1200"]
+    words += ["--random-input-len", "20", "--random-output-len", "1"]
     with pytest.raises(BrokenPipeError):
         bench.run(["serve", *words])
     assert json.loads(result.read_text())["completed"] == 1
@@ -104,7 +101,7 @@ def test_processes_share_a_load(serve: Serve, decode: Make, tmp_path: Path) -> N
     status = bench.run(
         [
             *("serve", "--base-url", served.url, "--num-prompts", "7", "--max-concurrency", "3"),
-            *("--random-input-len", "20", "--random-output-len", "5", "--random-vocab", "1200"),
+            *("--random-input-len", "20", "--random-output-len", "5"),
             *("--client-processes", "2", "--result", str(result), "--save-detailed"),
         ]
     )
@@ -117,44 +114,36 @@ def test_processes_share_a_load(serve: Serve, decode: Make, tmp_path: Path) -> N
 
 
 def test_an_open_loop_keeps_its_rate() -> None:
-    """Whatever the gaps, the run as a whole; bursts have wider ones."""
+    """Whatever the gaps, the run as a whole."""
     load = LoadConfig(num_prompts=400, request_rate=20.0)
     times = [at for at in arrivals(load, np.random.default_rng(1)) if at is not None]
     assert len(times) == 400
     assert times == sorted(times)
     assert times[-1] == pytest.approx(20.0, rel=0.05)
-    bursty = LoadConfig(num_prompts=400, request_rate=20.0, burstiness=0.2)
-    gaps = np.diff([at or 0.0 for at in arrivals(bursty, np.random.default_rng(1))])
-    assert gaps.std() > 1.5 * np.diff(times).std()
 
 
-def test_prompts_share_prefixes_by_group() -> None:
-    """And lengths stay within the range; the same seed gives the same load."""
-    load = LoadConfig(
-        num_prompts=6, random_input_len=10, prefix_len=4, num_prefixes=2, random_range_ratio=0.5
-    )
+def test_a_seed_gives_one_load() -> None:
+    load = LoadConfig(num_prompts=6, random_input_len=10)
     made = asks(load)
     assert made == asks(load)
-    assert made[0].prompt[:4] == made[2].prompt[:4] != made[1].prompt[:4]
-    assert all(9 <= len(each.prompt) <= 19 for each in made)
+    assert all(len(each.prompt) == 10 for each in made)
+    assert made[0].prompt != made[1].prompt
 
 
 def test_a_trace_gives_lengths_and_times(tmp_path: Path) -> None:
-    """Cut to what the model holds, faster if that is wanted."""
+    """Lengths are cut to what the model holds."""
     path = tmp_path / "trace.csv"
     path.write_text(
         "TIMESTAMP,ContextTokens,GeneratedTokens\n"
         "2023-11-16 18:15:46.6805900,374,44\n"
         "2023-11-16 18:15:50.9951690,396,109\n"
     )
-    load = LoadConfig(
-        dataset_name="trace", dataset_path=str(path), trace_speed=2.0, max_model_len=400
-    )
+    load = LoadConfig(dataset_name="trace", dataset_path=str(path), max_model_len=400)
     first, second = asks(load)
 
     assert (len(first.prompt), first.max_tokens, first.at) == (356, 44, 0.0)
     assert (len(second.prompt), second.max_tokens) == (291, 109)
-    assert second.at == pytest.approx((50.995169 - 46.68059) / 2)
+    assert second.at == pytest.approx(50.995169 - 46.68059)
 
 
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -198,14 +187,12 @@ def test_figures_are_those_of_the_records() -> None:
     one = Record(10, 0.0, [0.1, 0.2, 0.4], 3)
     two = Record(10, 1.0, [1.5, 1.6], 2)
     broken = Record(10, 0.0, error="no")
-    result = summarize(
-        [one, two, broken], 2.0, percentiles=[100], goodput=parse_goodput(["ttft:200"])
-    )
+    result = summarize([one, two, broken], 2.0, goodput=parse_goodput(["ttft:200"]))
 
     assert (result["completed"], result["failed"]) == (2, 1)
     assert result["output_throughput"] == pytest.approx(2.5)
     assert result["mean_ttft_ms"] == pytest.approx(300)
-    assert result["p100_tpot_ms"] == pytest.approx(150)
+    assert result["p99_tpot_ms"] == pytest.approx(149.5)
     assert result["median_itl_ms"] == pytest.approx(100)
     assert result["request_goodput"] == pytest.approx(0.5)
     assert result["errors"] == {"no": 1}
@@ -217,8 +204,6 @@ def test_figures_are_those_of_the_records() -> None:
         ["--goodput", "speed:1"],
         ["--num-prompts", "0"],
         ["--dataset-name", "trace"],
-        ["--dataset-name", "prefix"],
-        ["--num-prefixes", "8"],
         ["--save-detailed"],
     ],
 )
@@ -230,7 +215,7 @@ def test_wrong_settings_are_named(wrong: list[str]) -> None:
 @pytest.mark.parametrize(
     ("kind", "flag"),
     [
-        *(("serve", "result"), ("serve", "plot"), ("startup", "output-json")),
+        *(("serve", "result"), ("startup", "output-json")),
         *(("latency", "output-json"), ("throughput", "output-json"), ("kernels", "output-json")),
     ],
 )
@@ -327,7 +312,6 @@ def test_an_engine_in_this_process_is_measured(
     model = ["--model", str(smollm2), "--device", "cpu", "--dtype", "float32"]
     model += ["--num-gpu-blocks-override", "24"]
     sizes = ["--batch-size", "2", "--input-len", "5", "--output-len", "4", "--num-iters", "2"]
-    sizes += ["--num-iters-warmup", "1"]
     runs: list[object] = []
     run = TimedEngine.run
 
@@ -337,7 +321,7 @@ def test_an_engine_in_this_process_is_measured(
 
     monkeypatch.setattr(TimedEngine, "run", counted)
     assert bench.run(["latency", *model, *sizes, "--output-json", str(latency)]) == 0
-    assert len(runs) == 1 + 2, "the first is not measured"
+    assert len(runs) == 2 + 2, "the first two are not measured"
     load = ["--num-prompts", "3", "--random-input-len", "20", "--random-output-len", "4"]
     load += ["--max-model-len", "256"]
     assert bench.run(["throughput", *model, *load, "--output-json", str(throughput)]) == 0

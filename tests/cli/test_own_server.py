@@ -71,10 +71,10 @@ def test_flags_of_a_batchs_server_are_split_as_by_a_shell(told: Path, tmp_path: 
     assert given[-3:] == ["--worker-flags=--max-num-seqs 8 --device cpu", "--prefill", "1"]
 
 
-def test_a_measured_start_may_take_as_long_as_it_is_told(told: Path) -> None:
+def test_a_measured_start_may_take_ten_minutes(told: Path) -> None:
     with pytest.raises(TandemError, match="ended with status 7"):
-        start(StartupConfig(model="m", timeout=4321.0))
-    assert ready_seconds(told.read_text()) == ["4321"]
+        start(StartupConfig(model="m"))
+    assert ready_seconds(told.read_text()) == ["600"]
 
 
 def test_a_server_is_where_it_is_waited_for(
@@ -148,4 +148,4 @@ def test_a_server_that_refuses_ends_a_measured_start_with_a_line(
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     with pytest.raises(TandemError, match="did not answer as it should"):
-        start(StartupConfig(model="m", timeout=60.0))
+        start(StartupConfig(model="m"))

@@ -18,7 +18,7 @@ from tandem.base.listening import HEADER_CHILD_TOKEN
 from tandem.base.settings import settings_of
 from tandem.cli.__main__ import main
 from tandem.cli.serve import up
-from tandem.cli.serve.child_flags import ChildFlagsError, check_router, check_worker
+from tandem.cli.serve.child_flags import check_router, check_worker
 from tandem.cli.serve.children import Child
 from tandem.cli.serve.listening import LOOPBACK, free_ports
 from tandem.cli.serve.overrides import (
@@ -193,14 +193,6 @@ def test_the_end_waits_as_long_as_router_and_workers_drain():
     assert (graces.router, graces.workers) == (50.0, 70.0)
 
 
-def test_flags_are_checked_beside_the_devices_own_defaults(monkeypatch: pytest.MonkeyPatch):
-    """64 tokens of a mixed step are too few for 256 sequences and enough for the 48 of a CPU."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    Supervisor(UpConfig(worker_flags="--max-num-mixed-tokens 64")).check_flags()
-    with pytest.raises(ChildFlagsError, match="max_num_mixed_tokens: 48"):
-        Supervisor(UpConfig(worker_flags="--max-num-mixed-tokens 48")).check_flags()
-
-
 def bounds_of_steps(words: str) -> dict[str, str | None]:
     """The value of ``--max-itl-ms`` that each process of a stack is started with."""
     rest, roles = take_roles(shlex.split(words), ROLES)
@@ -225,7 +217,6 @@ def bounds_of_steps(words: str) -> dict[str, str | None]:
         ("--device cuda --router-flags '--target-itl-ms 50'", "42", "42"),
         ("--device cuda --max-itl-ms 9", "9.0", "9.0"),
         ("--device cuda --decode.max-itl-ms 9", "21", "9"),
-        ("--device cuda --prefill.max-num-mixed-tokens 900", None, "21"),
         ("--device cuda --prefill 0", None, None),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 
 RUN = """
 import sys
-for name in ("aiohttp", "httpx", "matplotlib", *sys.argv[1].split()):
+for name in ("aiohttp", "httpx", *sys.argv[1].split()):
     sys.modules[name] = None
 from tandem.cli.__main__ import main
 sys.exit(main(sys.argv[2:]))

@@ -59,7 +59,6 @@ DEFAULTS = {
     "max_num_seqs": 256,
     "max_num_batched_tokens": 2048,
     "long_prefill_token_threshold": None,
-    "max_num_mixed_tokens": None,
     "max_itl_ms": None,
     "policy": "fcfs",
     "max_num_queued_reqs": None,
@@ -165,15 +164,12 @@ def test_gpus_get_defaults_of_their_own(tmp_path):
 
 
 def test_gpus_bound_mixed_steps_by_the_decodes_in_them(tmp_path):
-    """Eight tokens for each, unless a number of one's own or a fixed bound is given."""
+    """Eight tokens for each, unless another number is given."""
     config = config_of(tmp_path, device="cuda")
     assert config.scheduler.mixed_tokens_per_decode == 8
     assert (config.scheduler.mixed_tokens(1), config.scheduler.mixed_tokens(256)) == (1024, 2048)
     given = config_of(tmp_path, device="cuda", mixed_tokens_per_decode=12).scheduler
     assert given.mixed_tokens(256) == 3072
-    fixed = config_of(tmp_path, device="cuda", max_num_mixed_tokens=8192).scheduler
-    assert fixed.mixed_tokens_per_decode is None
-    assert {fixed.mixed_tokens(n) for n in (1, 64, 256)} == {8192}
     least = config_of(tmp_path, device="cuda", least_mixed_tokens=64).scheduler
     assert [least.mixed_tokens(n) for n in (1, 64, 256)] == [64, 512, 2048]
 
@@ -183,8 +179,6 @@ def test_cpus_bound_mixed_steps_by_the_decodes_in_them(tmp_path):
     steps = config_of(tmp_path, device="cpu", max_num_batched_tokens=2048).scheduler
     assert [steps.mixed_tokens(n) for n in (1, 16, 48)] == [64, 64, 192]
     assert steps.max_num_seqs == 48
-    fixed = config_of(tmp_path, device="cpu", max_num_mixed_tokens=2048).scheduler
-    assert fixed.mixed_tokens(1) == fixed.mixed_tokens(48) == 2048
 
 
 @pytest.mark.parametrize(("given", "most"), [(-1, 100), (7, 7), (5000, 100)])
@@ -233,7 +227,6 @@ def test_device_is_detected(monkeypatch):
         ("long_prefill_token_threshold", 0),
         ("lone_prefill_token_threshold", 0),
         ("max_num_begun_tokens", 0),
-        ("max_num_mixed_tokens", 48),
         ("mixed_tokens_per_decode", 1),
         ("least_mixed_tokens", 0),
         ("max_itl_ms", 0),

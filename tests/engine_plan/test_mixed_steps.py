@@ -1,12 +1,10 @@
-"""How many tokens a step holds in which some sequences decode: by a fixed bound, or one that grows
-with them."""
+"""Steps with decodes have a bound of tokens that grows with the decodes."""
 
 import pytest
-from tests.engine_plan.builders import Harness, config_of, request_of
+from tests.engine_plan.builders import Harness, request_of
 from tests.engine_plan.plans import long_running, next_plan, shape_of
 
 from tandem.engine.config import SchedulerConfig
-from tandem.protocol.errors import InvalidParameter
 
 
 def harness_of(decodes: int, **flat) -> Harness:
@@ -30,16 +28,8 @@ def test_the_bound_grows_with_the_decodes(decodes, tokens):
     assert sum(row.num_scheduled_tokens for row in next_plan(harness).rows) == tokens
 
 
-def test_a_fixed_bound_does_not_grow():
-    """Who sets ``max_num_mixed_tokens`` gets that many, however many decode."""
-    harness = harness_of(200, max_num_mixed_tokens=300)
-    harness.add(request_of("prompt", 3000))
-
-    assert sum(row.num_scheduled_tokens for row in next_plan(harness).rows) == 300
-
-
-def test_without_either_bound_the_budget_decides():
-    """Decodes do not shorten a prompt's chunk; an engine's config has one of the two."""
+def test_without_the_bound_the_budget_decides():
+    """Decodes do not shorten a prompt's chunk."""
     config = SchedulerConfig(max_num_batched_tokens=4096)
 
     assert {config.mixed_tokens(n) for n in (1, 256)} == {4096}
@@ -77,12 +67,3 @@ def test_a_prompt_gets_on_beside_any_number_of_decodes(ratio, budget, least):
 
     assert all(config.mixed_tokens(n) > n for n in range(1, budget))
     assert max(map(config.mixed_tokens, range(1, budget))) == budget
-
-
-@pytest.mark.parametrize("name", ["mixed_tokens_per_decode", "least_mixed_tokens"])
-def test_both_bounds_at_once_are_refused(name):
-    """One of them would be ignored."""
-    with pytest.raises(InvalidParameter, match="max_num_mixed_tokens") as caught:
-        config_of(max_num_mixed_tokens=1024, **{name: 512})
-
-    assert caught.value.param == name

@@ -33,7 +33,9 @@ def test_decodes_go_before_chunks_and_share_the_budget():
 
 def test_prompts_are_cut_shorter_beside_decodes():
     """A step with decodes holds fewer tokens, so that none of them waits long for its next."""
-    harness = Harness(max_num_batched_tokens=64, max_num_mixed_tokens=9, max_num_seqs=8)
+    harness = Harness(
+        max_num_batched_tokens=64, least_mixed_tokens=9, max_num_seqs=8, mixed_tokens_per_decode=2
+    )
     harness.add(request_of("a", 40, params=long_running()))
     harness.add(request_of("b", 40))
 

@@ -127,7 +127,7 @@ def test_prompt_tokens_of_a_step_are_divided() -> None:
 
 def test_a_step_with_prompts_of_several_tenants_is_a_short_one() -> None:
     """As one with decodes: it is over soon for the tenant that has little to compute."""
-    harness = Harness(num_blocks=200, max_num_batched_tokens=512, max_num_mixed_tokens=80)
+    harness = Harness(num_blocks=200, max_num_batched_tokens=512, least_mixed_tokens=80)
     long = long_request("long", "hog", prompt=2000, tokens=2)
     harness.add(long)
     harness.step()
@@ -145,7 +145,7 @@ def test_a_step_with_prompts_of_several_tenants_is_a_short_one() -> None:
 
 def test_steps_stay_short_while_another_tenant_may_send_more() -> None:
     """A tenant whose prompts fill several steps gets short ones, until the others are silent."""
-    harness = Harness(num_blocks=800, max_num_batched_tokens=512, max_num_mixed_tokens=80)
+    harness = Harness(num_blocks=800, max_num_batched_tokens=512, least_mixed_tokens=80)
     long = long_request("long", "hog", prompt=2000, tokens=2)
     harness.add(long)
     computed = [0]
@@ -167,7 +167,7 @@ def test_steps_stay_short_while_another_tenant_may_send_more() -> None:
 
 def test_a_tenant_that_computes_little_has_full_steps() -> None:
     """A prompt that one step takes whole is not cut because another tenant was here."""
-    harness = Harness(num_blocks=200, max_num_batched_tokens=512, max_num_mixed_tokens=80)
+    harness = Harness(num_blocks=200, max_num_batched_tokens=512, least_mixed_tokens=80)
     harness.add(long_request("short", "victim", prompt=30, tokens=1))
     harness.run()
     harness.add(long_request("long", "hog", prompt=500, tokens=2))
@@ -178,7 +178,7 @@ def test_a_tenant_that_computes_little_has_full_steps() -> None:
 
 def test_a_cached_prompt_counts_by_what_is_left_of_it() -> None:
     """A long prompt that is cached makes a short step, too."""
-    harness = Harness(num_blocks=200, max_num_batched_tokens=512, max_num_mixed_tokens=80)
+    harness = Harness(num_blocks=200, max_num_batched_tokens=512, least_mixed_tokens=80)
     cached = [index % 50 for index in range(300)]
     params = params_of(max_tokens=1)
     harness.add(request_of("first", cached, params=params, tenant="victim"))

@@ -52,8 +52,8 @@ def test_a_bound_that_a_role_was_given_stands():
     """By a flag of the role or of both, or by a variable of its podTemplate."""
     assert bound_of(Role.DECODE, decode__extraArgs=["--max-itl-ms=30"]) == "30"
     assert bound_of(Role.PREFILL, decode__extraArgs=["--max-itl-ms", "30"]) == "21"
-    wide = {"engine__extraArgs": ["--max-num-mixed-tokens", "512"]}
-    assert bound_of(Role.PREFILL, **wide) is bound_of(Role.DECODE, **wide) is None
+    both = {"engine__extraArgs": ["--max-itl-ms", "40"]}
+    assert bound_of(Role.PREFILL, **both) == bound_of(Role.DECODE, **both) == "40"
     variable = {"name": "TANDEM_MAX_ITL_MS", "value": "30"}
     template = {"spec": {"containers": [{"name": "main", "env": [variable]}]}}
     assert bound_of(Role.DECODE, decode__podTemplate=template) is None

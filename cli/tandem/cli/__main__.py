@@ -1,8 +1,7 @@
 """`tandem COMMAND`: finds the command's module and runs it; imports nothing of the others.
 
-As the first process of a container it ends at SIGTERM from its first line on, until the command has
-a handler of its own: the kernel drops signals without a handler for that process, and a pod deleted
-in its first seconds would live on for its whole grace period.
+As the first process of a container it handles SIGTERM until the command does: the kernel drops the
+signal otherwise.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ import signal
 
 
 def heed_sigterm() -> None:
-    """End at SIGTERM while a command is still being loaded, if this is the first process."""
+    """End at SIGTERM while a command is being loaded, if this is the first process."""
     if os.getpid() == 1:
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
 
 
-heed_sigterm()  # before anything else is imported
+heed_sigterm()  # before other imports
 
 import importlib  # noqa: E402
 import sys  # noqa: E402
@@ -50,7 +49,7 @@ MODULES = {
     "explain": "inspect.explain",
     "run-batch": "batch.run_batch",
 }
-"""Modules of commands in ``tandem.cli``, if they differ from the command's name."""
+"""Modules of commands in ``tandem.cli``, if named differently."""
 
 
 EXTRAS = {
@@ -58,7 +57,6 @@ EXTRAS = {
     "grpc": "grpc",
     "kopf": "operator",
     "lmformatenforcer": "grammars",
-    "matplotlib": "bench",
     "nixl_cu13": "nixl",
     "opentelemetry": "tracing",
     "outlines_core": "grammars",

@@ -16,6 +16,9 @@ from tandem.cli.settings.flags import Section
 from tandem.cli.settings.logs import set_up_logging
 from tandem.cli.settings.worker_settings import engine_config, engine_sections
 
+_WARMUPS = 2
+"""Runs before the measured ones."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyConfig:
@@ -24,7 +27,6 @@ class LatencyConfig:
     batch_size: int = setting(8, "Number of concurrent requests.", unit="requests")
     input_len: int = setting(32, "Prompt length.", unit="tokens")
     output_len: int = setting(128, "Answer length.", unit="tokens")
-    num_iters_warmup: int = setting(2, "Number of runs before the measured ones.")
     num_iters: int = setting(5, "Number of measured runs.")
     output_json: str | None = setting(None, "JSON file to write.")
 
@@ -32,7 +34,6 @@ class LatencyConfig:
         check_place("output_json", self.output_json)
         for name in ("batch_size", "input_len", "output_len", "num_iters"):
             check_integer(name, getattr(self, name), 1)
-        check_integer("num_iters_warmup", self.num_iters_warmup, 0)
 
 
 def run(argv: list[str]) -> int:
@@ -61,7 +62,7 @@ def measure(config: LatencyConfig, given: dict[type, dict[str, Any]]) -> dict[st
     load_seconds = time.perf_counter() - started
     try:
         runs = []
-        for number in range(config.num_iters_warmup + config.num_iters):
+        for number in range(_WARMUPS + config.num_iters):
             load = LoadConfig(
                 num_prompts=config.batch_size,
                 random_input_len=config.input_len,
@@ -71,7 +72,7 @@ def measure(config: LatencyConfig, given: dict[type, dict[str, Any]]) -> dict[st
             runs.append(engine.run(asks(load)))
     finally:
         engine.close()
-    measured = runs[config.num_iters_warmup :]
+    measured = runs[_WARMUPS:]
     steps = max(1, config.output_len - 1)
     return {
         "batch_size": config.batch_size,

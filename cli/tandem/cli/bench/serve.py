@@ -31,7 +31,6 @@ import numpy as np
 from tandem.base.settings import (
     check_integer,
     check_optional_integer,
-    check_positive,
     setting,
 )
 from tandem.cli.bench.client import Record, Target, send
@@ -45,6 +44,7 @@ from tandem.link.sockets import raise_descriptor_limit
 from tandem.protocol.errors import InvalidParameter
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
+_PERCENTILES = (90, 99)
 NAMES = {
     "ttft": "Time to first token",
     "tpot": "Time per output token (without the first)",
@@ -54,7 +54,7 @@ NAMES = {
 
 
 def parse_goodput(given: Sequence[str]) -> dict[str, float]:
-    """Return bounds in ms by metric, from ``ttft:200`` and so on. Raises InvalidParameter."""
+    """Return bounds in ms by metric, from ``ttft:200`` and the like. Raises InvalidParameter."""
     bounds = {}
     for each in given:
         name, colon, value = each.partition(":")
@@ -71,7 +71,6 @@ def summarize(
     records: Sequence[Record],
     seconds: float,
     *,
-    percentiles: Sequence[float],
     goodput: Mapping[str, float],
 ) -> dict[str, Any]:
     """Return the result that is printed and saved; times in milliseconds."""
@@ -96,7 +95,7 @@ def summarize(
     for name in METRICS:
         values = _values(good, name)
         if values.size:
-            result |= _spread(name, values, percentiles)
+            result |= _spread(name, values)
     errors: dict[str, int] = {}
     for record in records:
         if record.error is not None:
@@ -119,15 +118,14 @@ def _values(
 def _spread(
     name: str,
     values: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
-    percentiles: Sequence[float],
 ) -> dict[str, float]:
     spread = {
         f"mean_{name}_ms": float(values.mean()),
         f"median_{name}_ms": float(np.median(values)),
         f"std_{name}_ms": float(values.std()),
     }
-    for rank in percentiles:
-        spread[f"p{rank:g}_{name}_ms"] = float(np.percentile(values, rank))
+    for rank in _PERCENTILES:
+        spread[f"p{rank}_{name}_ms"] = float(np.percentile(values, rank))
     return spread
 
 
@@ -152,6 +150,8 @@ def _most_at_once(records: Sequence[Record]) -> int:
 _RUN_UP = 0.3
 """Seconds from the start of all processes to the start of the load."""
 _UP_SECONDS = 60.0
+_REQUEST_SECONDS = 3600.0
+"""Deadline of a request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,8 +173,7 @@ async def drive(
 ) -> tuple[list[Record], float]:
     """Return all records in order of arrival, and the duration in seconds.
 
-    ``started`` is the start time (of ``time.perf_counter``) and the zero of all times. The default
-    is now.
+    ``started``: time of ``time.perf_counter`` to which all times refer; by default now.
     """
     raise_descriptor_limit()
     gate = asyncio.Semaphore(bounds.max_concurrency or max(1, len(load)))
@@ -183,7 +182,7 @@ async def drive(
     async with aiohttp.ClientSession(
         connector=connector, timeout=limits, read_bufsize=1 << 20
     ) as session:
-        # Looking through the load's tokens would stop every stream that is being timed.
+        # A collection would stop the timed streams.
         gc.collect()
         gc.freeze()
         zero = time.perf_counter() if started is None else started
@@ -211,9 +210,10 @@ def drive_in_processes(
     processes: int,
     done: Callable[[Record], None],
 ) -> tuple[list[Record], float]:
-    """Drive from several processes: each sends every n-th request, and they share concurrency
-    evenly. All of them end with this process, so that none loads the server during a later
-    measurement."""
+    """Drive from several processes: each sends every n-th request.
+
+    They share concurrency evenly, and end with this process.
+    """
     count = min(processes, len(load), bounds.max_concurrency or len(load))
     spawn = multiprocessing.get_context("spawn")
     with (
@@ -242,7 +242,6 @@ def _manager(spawn: SpawnContext) -> SyncManager:
 
 
 def _share(bounds: Bounds, number: int, count: int) -> Bounds:
-    """Return the limits of one process."""
     whole = bounds.max_concurrency
     places = None if whole is None else whole // count + (number < whole % count)
     return Bounds(max_concurrency=places, timeout=bounds.timeout)
@@ -250,13 +249,12 @@ def _share(bounds: Bounds, number: int, count: int) -> Bounds:
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """Agreement of processes on one start time of ``time.perf_counter``, a shared clock."""
+    """Agreement of processes on a start time of ``time.perf_counter``."""
 
     gate: Barrier
     said: MutableMapping[str, float]
 
     def agree(self) -> float:
-        """Wait until all processes are ready. Return the start time."""
         if self.gate.wait(_UP_SECONDS) == 0:
             self.said["start"] = time.perf_counter() + _RUN_UP
         self.gate.wait(_UP_SECONDS)
@@ -266,7 +264,6 @@ class _Start:
 def _part(
     target: Target, load: Sequence[Ask], bounds: Bounds, start: _Start
 ) -> tuple[list[Record], float]:
-    """Drive one process's share of the load."""
     return asyncio.run(drive(target, load, bounds, done=lambda _: None, started=start.agree()))
 
 
@@ -326,42 +323,6 @@ def save(path: Path, result: dict[str, Any], records: Sequence[Record], *, detai
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
-def plot(path: Path, records: Sequence[Record]) -> None:
-    """Plot time to first token and gaps between tokens over the run, in the format of the suffix.
-
-    Raises InvalidParameter if matplotlib is not installed or the format is unknown.
-    """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        allowed = "a path, if matplotlib is installed: tandem-serving[bench]"
-        raise InvalidParameter("plot", str(path), allowed) from error
-    figure = Figure(figsize=(10, 6), layout="constrained")
-    FigureCanvasAgg(figure)
-    first, gaps = figure.subplots(2, 1, sharex=True)
-    good = [record for record in records if record.error is None]
-    first.plot(
-        [record.sent_at for record in good], [1000 * record.ttft for record in good], ".", ms=4
-    )
-    first.set_ylabel("time to first token (ms)")
-    gaps.plot(
-        [at for record in good for at in record.times[1:]],
-        [1000 * gap for record in good for gap in record.itl],
-        ",",
-    )
-    gaps.set_ylabel("gap between tokens (ms)")
-    gaps.set_xlabel("seconds after the start")
-    for axes in (first, gaps):
-        axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.3)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        figure.savefig(path)
-    except ValueError as error:
-        raise InvalidParameter("plot", str(path), f"a format of matplotlib ({error})") from error
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeConfig:
     """Server, pace, and what to show."""
@@ -378,38 +339,20 @@ class ServeConfig:
     )
     num_warmups: int = setting(1, "Number of requests before the measured ones.", unit="requests")
     ignore_eos: bool = setting(True, "Request answers of exactly --random-output-len tokens.")
-    temperature: float = setting(0.0, "Sampling temperature.")
-    timeout: float = setting(3600.0, "Deadline of a request.", unit="s")
-    metric_percentiles: str = setting("90,99", "Percentiles to show, separated by commas.")
     goodput: tuple[str, ...] = setting(
         (), "Bound in milliseconds, such as ttft:200, tpot:50 or e2el:5000; repeatable."
     )
     result: str | None = setting(None, "JSON file to write.")
     save_detailed: bool = setting(False, "Add the times of every request to the result.")
-    plot: str | None = setting(None, "File for a plot of latencies over time (png, svg, pdf).")
 
     def __post_init__(self) -> None:
         check_place("result", self.result)
-        check_place("plot", self.plot)
         if self.save_detailed and self.result is None:
             raise InvalidParameter("save_detailed", True, "only with result, the file to write")
         check_optional_integer("max_concurrency", self.max_concurrency, 1)
         check_integer("client_processes", self.client_processes, 1, 64)
         check_integer("num_warmups", self.num_warmups, 0)
-        check_positive("timeout", self.timeout)
         parse_goodput(self.goodput)
-        self.ranks()
-
-    def ranks(self) -> list[float]:
-        """Return the percentiles as numbers."""
-        try:
-            ranks = [float(rank) for rank in self.metric_percentiles.split(",")]
-        except ValueError:
-            ranks = []
-        if not ranks or not all(0 < rank <= 100 for rank in ranks):
-            allowed = "numbers above 0, up to 100, with commas between"
-            raise InvalidParameter("metric_percentiles", self.metric_percentiles, allowed)
-        return ranks
 
 
 def run(argv: list[str]) -> int:
@@ -422,8 +365,6 @@ def run(argv: list[str]) -> int:
     if config.result:
         save(Path(config.result), result, records, detailed=config.save_detailed)
     show(result)
-    if config.plot:
-        plot(Path(config.plot), records)
     return 1 if result["failed"] else 0
 
 
@@ -431,7 +372,7 @@ def measure(
     config: ServeConfig, load: LoadConfig, target: Target
 ) -> tuple[dict[str, Any], list[Record]]:
     """Warm up, send the load, and sum it up."""
-    bounds = Bounds(max_concurrency=config.max_concurrency, timeout=config.timeout)
+    bounds = Bounds(max_concurrency=config.max_concurrency, timeout=_REQUEST_SECONDS)
     if config.num_warmups:
         warm = asks(_warming(load, config.num_warmups))
         asyncio.run(drive(target, warm, bounds, done=lambda _: None))
@@ -443,18 +384,12 @@ def measure(
             )
         else:
             records, seconds = asyncio.run(drive(target, todo, bounds, done=progress.step))
-    result = summarize(
-        records,
-        seconds,
-        percentiles=config.ranks(),
-        goodput=parse_goodput(config.goodput),
-    )
+    result = summarize(records, seconds, goodput=parse_goodput(config.goodput))
     result["settings"] = {**asdict(load), **_public(config), "model": target.model}
     return result, records
 
 
 def _warming(load: LoadConfig, count: int) -> LoadConfig:
-    """Return a load with other prompts of the same lengths, so that none of ``load`` is cached."""
     seed = load.seed + (1 << 32)
     return replace(load, num_prompts=count, seed=seed, request_rate=0.0, dataset_name="random")
 
@@ -466,7 +401,7 @@ def _public(config: ServeConfig) -> dict[str, Any]:
 def _target(config: ServeConfig) -> Target:
     headers = {"Authorization": f"Bearer {config.api_key}"} if config.api_key else {}
     model = config.model or _first_model(config, headers)
-    body: dict[str, Any] = {"temperature": config.temperature}
+    body: dict[str, Any] = {"temperature": 0.0}
     if config.ignore_eos:
         body["ignore_eos"] = True
     return Target(config.base_url.rstrip("/") + config.endpoint, model, headers, body)
@@ -509,5 +444,4 @@ class _Progress:
         self._bar.stop()
 
     def step(self, _: Record) -> None:
-        """Count a request that has ended."""
         self._bar.advance(self._task)

@@ -12,7 +12,7 @@ from typing import IO
 
 import httpx
 
-from tandem.base.settings import check_integer, check_positive, setting
+from tandem.base.settings import check_integer, setting
 from tandem.cli.serve import listening
 from tandem.cli.serve.own_server import OwnServer, own_server
 from tandem.cli.settings.command import check_place, parse
@@ -20,6 +20,7 @@ from tandem.cli.settings.flags import Section
 from tandem.protocol.errors import TandemError
 
 _POLL = 0.02
+_START_SECONDS = 600.0
 _STOP_SECONDS = 30.0
 _SHOWN_LINES = 40
 
@@ -33,13 +34,11 @@ class StartupConfig:
         (), "Further arguments of the worker, e.g. --worker-flags=--load-format=dummy."
     )
     num_iters: int = setting(3, "Number of starts.")
-    timeout: float = setting(600.0, "Deadline of a start.", unit="s")
     output_json: str | None = setting(None, "JSON file to write.")
 
     def __post_init__(self) -> None:
         check_place("output_json", self.output_json)
         check_integer("num_iters", self.num_iters, 1)
-        check_positive("timeout", self.timeout)
 
 
 def run(argv: list[str]) -> int:
@@ -64,9 +63,9 @@ def start(config: StartupConfig) -> dict[str, float]:
         started = time.perf_counter()
         try:
             with own_server(
-                flags, ready_seconds=config.timeout, stop_seconds=_STOP_SECONDS, output=log
+                flags, ready_seconds=_START_SECONDS, stop_seconds=_STOP_SECONDS, output=log
             ) as server:
-                return _measured(server, started, config.timeout)
+                return _measured(server, started)
         except (TandemError, httpx.HTTPError, ValueError, LookupError) as error:
             print(f"What the server said last:\n{_last_lines(log)}", file=sys.stderr)
             if isinstance(error, TandemError):
@@ -74,11 +73,11 @@ def start(config: StartupConfig) -> dict[str, float]:
             raise TandemError(f"the server did not answer as it should: {error}") from error
 
 
-def _measured(server: OwnServer, started: float, timeout: float) -> dict[str, float]:
-    server.wait_ready(timeout, poll=_POLL)
+def _measured(server: OwnServer, started: float) -> dict[str, float]:
+    server.wait_ready(_START_SECONDS, poll=_POLL)
     ready = time.perf_counter() - started
     with httpx.Client(
-        base_url=server.url, timeout=timeout, mounts=listening.mounts(server.url)
+        base_url=server.url, timeout=_START_SECONDS, mounts=listening.mounts(server.url)
     ) as client:
         body = {"prompt": [1000, 1001, 1002], "max_tokens": 1, "temperature": 0}
         models = client.get("/v1/models").raise_for_status()

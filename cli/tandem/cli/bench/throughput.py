@@ -29,7 +29,7 @@ class ThroughputConfig:
 
 def run(argv: list[str]) -> int:
     """Measure and print."""
-    paced = frozenset({"request_rate", "burstiness", "trace_speed"})
+    paced = frozenset({"request_rate"})
     sections = [
         Section("Result", ThroughputConfig),
         Section("Load", LoadConfig, paced),
@@ -50,7 +50,7 @@ def run(argv: list[str]) -> int:
 
 
 def measure(load: LoadConfig, given: dict[type, dict[str, Any]]) -> dict[str, Any]:
-    """Return requests and tokens per second, measured after one small warm-up request."""
+    """Return requests and tokens per second, after one warm-up request."""
     from tandem.cli.bench.inprocess import TimedEngine
 
     todo, config = fitted(load, engine_config(given))
@@ -73,9 +73,10 @@ def measure(load: LoadConfig, given: dict[type, dict[str, Any]]) -> dict[str, An
 
 
 def fitted(load: LoadConfig, config: EngineConfig) -> tuple[list[Ask], EngineConfig]:
-    """Return the requests, and an engine configuration for the load's context length. It is
-    increased if requests are longer, up to the model's. Raises InvalidParameter if one does not
-    fit."""
+    """Return the requests, and an engine configuration for their context length.
+
+    Raises InvalidParameter if one does not fit.
+    """
     from tandem.cli.bench.inprocess import check_fits
 
     length = min(load.max_model_len, config.max_model_len)

@@ -1,7 +1,6 @@
 """Checks of the flags of a local stack's processes, before the model is prepared.
 
-Uses the processes' own parsers and config classes. So a misspelt engine flag is reported at once,
-and not by a worker that fails after the model was converted. Called by ``up``.
+They use the processes' own parsers and config classes.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from tandem.worker.server_config import ServerConfig
 OF_WORKERS = frozenset({
     "--model", "--port", "--probe-port", "--kv-control-port", "--kv-data-port",
 })  # fmt: skip
-"""Flags of workers that the stack sets for each, and relies on."""
+"""Flags that the stack sets for each worker."""
 OF_ROUTER = frozenset({"--model", "--host", "--port"})
-"""Flags of the router that the stack sets. Each is also a flag of the stack's command."""
+"""Flags that the stack sets for the router, from its own."""
 _WITH_LOOPBACK = (LOOPBACK, "localhost", "0.0.0.0", "::")
 
 
 class ChildFlagsError(UsageError):
-    """A process of the stack would refuse its flags; the text names the process and the reason."""
+    """A process of the stack would refuse its flags."""
 
     def __init__(self, text: str) -> None:
         TandemError.__init__(self, text)
@@ -44,14 +43,14 @@ class ChildFlagsError(UsageError):
 def check_worker(
     role: str, flags: list[str], environ: Mapping[str, str]
 ) -> tuple[ServerConfig, dict[str, Any]]:
-    """Return the shell's settings, and the given engine settings. Raises ChildFlagsError."""
+    """Return the server's settings, and the given engine settings. Raises ChildFlagsError."""
     given = _read(role, flags, environ)
     engine = engine_values(given)
     with named(role):
         KVTransferConfig(**given[KVTransferConfig])
         PrefillConfig(**given.get(PrefillConfig, {}))
         device = resolve_device(given[EngineConfig].get("device", "auto"))
-        usual = defaults_of(device, engine)
+        usual = defaults_of(device)
         for settings in SECTIONS.values():
             own = {each.name for each in settings_of(settings)}
             settings(
@@ -61,8 +60,7 @@ def check_worker(
 
 
 def check_kept(role: str, arguments: Sequence[str]) -> None:
-    """Raise ChildFlagsError if a process is given a flag that the stack sets itself. It would serve
-    at another address than the stack waits for."""
+    """Raise ChildFlagsError for a flag that the stack sets itself."""
     given = Counter(word.partition("=")[0] for word in arguments)
     for flag in sorted(OF_ROUTER if role == "router" else OF_WORKERS):
         if given[flag] < 2:
@@ -74,7 +72,7 @@ def check_kept(role: str, arguments: Sequence[str]) -> None:
 
 
 def check_host(role: str, host: str) -> None:
-    """Raise ChildFlagsError for a worker's address that the loopback does not reach."""
+    """Raise ChildFlagsError for a worker's address outside the loopback."""
     if host not in _WITH_LOOPBACK:
         allowed = ", ".join(_WITH_LOOPBACK)
         error = InvalidParameter("host", host, f"one of {allowed}: the stack is on the loopback")
@@ -89,7 +87,7 @@ def check_router(flags: list[str], environ: Mapping[str, str]) -> RouterConfig:
 
 
 def sections_of(role: str) -> list[Section]:
-    """Return the sections of the flags of a process of the stack."""
+    """Return the sections of flags of a process."""
     if role == "router":
         from tandem.cli.serve.router import router_sections
 

@@ -1,7 +1,4 @@
-"""A `tandem serve` process that another command starts and ends.
-
-It ends with that command, even if that is killed, so no server stays behind on a GPU.
-"""
+"""A `tandem serve` process that ends with the command that started it."""
 
 from __future__ import annotations
 
@@ -14,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
-
-import httpx
 
 from tandem.cli.serve import listening
 from tandem.cli.serve.children import ENV_PARENT
@@ -44,6 +39,8 @@ class OwnServer:
 
     def wait_ready(self, seconds: float, *, poll: float) -> None:
         """Return when it serves. Raises TandemError if it ends before, or takes longer."""
+        import httpx  # images of workers and routers lack it
+
         deadline = time.monotonic() + seconds
         with httpx.Client(mounts=listening.mounts(self.url), timeout=5) as client:
             while True:
@@ -61,14 +58,13 @@ class OwnServer:
 
 
 def command(port: int, ready_seconds: float, flags: Sequence[str]) -> list[str]:
-    """Return the command line. The last of repeated flags counts, so ``flags`` have precedence. The
-    address is set here because the environment or a config file may set another."""
+    """Return the command line. The address is set here; ``flags`` have precedence."""
     words = [sys.executable, "-m", "tandem.cli", "serve", "--host", LOOPBACK, "--port", str(port)]
     return [*words, "--ready-seconds", f"{ready_seconds:g}", *flags]
 
 
 def check_flags(param: str, flags: Sequence[str]) -> None:
-    """Raise InvalidParameter for flags that change the address at which the caller waits."""
+    """Raise InvalidParameter for flags that change the address."""
     for word in flags:
         if word.partition("=")[0] in ("--host", "--port"):
             raise InvalidParameter(param, word, f"no address: it has a free port of {LOOPBACK}")
@@ -82,7 +78,7 @@ def own_server(
     stop_seconds: float,
     output: IO[Any],
 ) -> Iterator[OwnServer]:
-    """Yield a server that runs within the block, with its output in ``output``.
+    """Yield a running server, with its output in ``output``.
 
     It has ``stop_seconds`` to end before it is killed.
     """

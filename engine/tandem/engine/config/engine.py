@@ -33,7 +33,6 @@ from tandem.engine.config.scheduler import (
     GPU_IDLE_POLL_MS,
     GPU_LEAST_MIXED_TOKENS,
     GPU_MIXED_TOKENS_PER_DECODE,
-    GROWING_BOUND,
     SchedulerConfig,
 )
 from tandem.engine.config.structured_outputs import StructuredOutputsConfig
@@ -165,7 +164,7 @@ class EngineConfig:
         """
         device = resolve_device(flat.pop("device", "auto"))
         given = {name: value for name, value in flat.items() if value is not None}
-        flat = {**flat, **defaults_of(device, given), **given}
+        flat = {**flat, **defaults_of(device), **given}
         parts = _sort_into_sections({"model": str(model), **flat})
         return cls(
             model=ModelConfig(**parts["model"]),
@@ -281,15 +280,9 @@ def resolve_device(device: str) -> str:
     return "cuda" if any(Path("/dev").glob("nvidia[0-9]*")) else "cpu"
 
 
-def defaults_of(device: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the device's defaults; a fixed bound of mixed steps in ``given`` replaces the growing
-    one."""
-    fixed = "max_num_mixed_tokens" in given
-    return {
-        name: value
-        for name, value in (GPU_DEFAULTS if device == "cuda" else CPU_DEFAULTS).items()
-        if not (fixed and name in GROWING_BOUND)
-    }
+def defaults_of(device: str) -> dict[str, Any]:
+    """Return the device's defaults."""
+    return GPU_DEFAULTS if device == "cuda" else CPU_DEFAULTS
 
 
 def _sort_into_sections(flat: dict[str, Any]) -> dict[str, dict[str, Any]]:

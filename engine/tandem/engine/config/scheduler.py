@@ -11,7 +11,6 @@ from tandem.base.settings import (
     check_share,
     setting,
 )
-from tandem.protocol.errors import InvalidParameter
 
 GPU_BATCHED_TOKENS = 8192
 """Default tokens of a step on a GPU."""
@@ -31,8 +30,6 @@ MOST_REPLAYED = 128
 """Upper bound of ``replay_check_tokens``: a step has no more drafts."""
 LEAST_CHUNK_TOKENS = 64
 """Prompt tokens that a mixed step may hold for any ``max_itl_ms``."""
-GROWING_BOUND = ("mixed_tokens_per_decode", "least_mixed_tokens")
-"""Settings of a bound that grows with the decodes; a fixed bound excludes them."""
 
 PROMPT_CUTS = (
     "lone_prefill_token_threshold",
@@ -57,21 +54,14 @@ class SchedulerConfig:
         f"Default on GPUs: {GPU_BATCHED_TOKENS}.",
         unit="tokens",
     )
-    max_num_mixed_tokens: int | None = setting(
-        None,
-        "Tokens of a step with decodes. Fewer shorten gaps between tokens. Default: "
-        f"{GPU_MIXED_TOKENS_PER_DECODE} per decode, at least {GPU_LEAST_MIXED_TOKENS} (GPU) "
-        f"or {CPU_LEAST_MIXED_TOKENS} (CPU).",
-        unit="tokens",
-    )
     mixed_tokens_per_decode: int | None = None
-    """Tokens of a step with decodes, for each decode, unless ``max_num_mixed_tokens`` is given."""
+    """Tokens of a step with decodes, for each decode; None: no bound."""
     least_mixed_tokens: int | None = None
     """Least tokens of a step with decodes that ``mixed_tokens_per_decode`` allows."""
     max_itl_ms: float | None = setting(
         None,
         "Time of a step with decodes. It has as many prompt tokens as fit by measured "
-        f"times, at least {LEAST_CHUNK_TOKENS}. Default: --max-num-mixed-tokens.",
+        f"times, at least {LEAST_CHUNK_TOKENS}. Default: no bound of time.",
         unit="ms",
     )
     long_prefill_token_threshold: int | None = setting(
@@ -120,17 +110,8 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         check_integer("max_num_seqs", self.max_num_seqs, 1)
         check_integer("max_num_batched_tokens", self.max_num_batched_tokens, 1)
-        # Otherwise decodes could keep a prompt waiting forever.
-        check_optional_integer(
-            "max_num_mixed_tokens", self.max_num_mixed_tokens, self.max_num_seqs + 1
-        )
         check_optional_integer("mixed_tokens_per_decode", self.mixed_tokens_per_decode, 2)
         check_optional_integer("least_mixed_tokens", self.least_mixed_tokens, 1)
-        if self.max_num_mixed_tokens is not None:
-            for name in GROWING_BOUND:
-                if getattr(self, name) is not None:
-                    allowed = "none where max_num_mixed_tokens is given"
-                    raise InvalidParameter(name, getattr(self, name), allowed)
         if self.max_itl_ms is not None:
             check_positive("max_itl_ms", self.max_itl_ms)
         check_optional_integer("long_prefill_token_threshold", self.long_prefill_token_threshold, 1)
@@ -147,8 +128,6 @@ class SchedulerConfig:
     def mixed_tokens(self, decodes: int) -> int:
         """Return the most tokens of a step in which ``decodes`` sequences decode (at least one)."""
         budget = self.max_num_batched_tokens
-        if self.max_num_mixed_tokens is not None:
-            return min(budget, self.max_num_mixed_tokens)
         if self.mixed_tokens_per_decode is None:
             return budget
         least = self.least_mixed_tokens or 0

@@ -96,7 +96,6 @@ class ProcessorClasses:
                     )
 
     def check(self, params: SamplingParams) -> None:
-        """Raise InvalidParameter for an argument that is unknown or wrong."""
         for name, value in (params.extra_args or {}).items():
             if name not in self._arguments:
                 known = ", ".join(self._arguments)
@@ -106,7 +105,6 @@ class ProcessorClasses:
             each.check(params)
 
     def asked_by(self, params: SamplingParams) -> list[type[LogitsProcessor]]:
-        """Return the classes that a request requests."""
         given = params.extra_args or {}
         return [each for each in self.classes if any(name in given for name in each.ARGUMENTS)]
 

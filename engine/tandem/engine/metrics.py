@@ -69,7 +69,6 @@ class WeightedHistogram(Collector):
 
 
 def _bound_text(bound: float) -> str:
-    """Return a bucket's label in the client library's spelling."""
     return "+Inf" if bound == float("inf") else repr(float(bound))
 
 
@@ -230,7 +229,6 @@ class EngineMetrics:
         self._make_histograms(token_buckets(max_model_len))
 
     def set_cache_info(self, config: CacheConfig, num_blocks: int, block_size: int) -> None:
-        """Set the cache's settings, as labels of a series that is always 1."""
         facts = {
             **dataclasses.asdict(config),
             "block_size": block_size,
@@ -269,7 +267,6 @@ class EngineMetrics:
         register(self._registry, tier, self._labels)
 
     def observe(self, stats: StepStats, now: SchedulerStats) -> None:
-        """Add the counts since the last call, and set the gauges to ``now``."""
         self._observe_gauges(now)
         self._observe_tokens(stats)
         for seconds in stats.first_token_times:

@@ -150,9 +150,7 @@ class TokenConstraint(Protocol):
         """End with the request; return what is left for the gate."""
         ...
 
-    def refusal(self, words: str) -> Refusal:
-        """Return the refusal of a request whose tokens cannot be followed."""
-        ...
+    def refusal(self, words: str) -> Refusal: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -304,7 +302,6 @@ class Request:
         self.last_token_at = 0.0
 
     def _scores_prompt(self) -> bool:
-        """Return whether prompt logprobs are requested and not yet sent."""
         untold = self.num_prefill == self.num_prompt and not isinstance(self.kv, Consume)
         return self.params.prompt_logprobs is not None and untold
 
@@ -325,7 +322,6 @@ class Request:
 
     @property
     def kv(self) -> Produce | Consume | None:
-        """Return its half of a hand-off, if any."""
         return self.group.source.kv
 
     @property

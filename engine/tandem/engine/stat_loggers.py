@@ -39,13 +39,11 @@ class Totals:
     """Requests that another worker continues."""
 
     def less(self, before: Totals) -> Totals:
-        """Return the counts added since ``before``."""
         return Totals(
             *(getattr(self, each.name) - getattr(before, each.name) for each in fields(self))
         )
 
     def add(self, stats: StepStats) -> None:
-        """Add the counts of a step."""
         self.prompt_tokens += stats.prompt_tokens
         self.computed_tokens += stats.computed_tokens
         self.external_tokens += stats.external_tokens
@@ -163,11 +161,9 @@ class FunctionStatLogger:
         """Do nothing: the report has all counts."""
 
     def log(self, report: Report) -> None:
-        """Call the function."""
         self._function(report)
 
     def shutdown(self, report: Report) -> None:
-        """Call the function with the final report."""
         self._function(report)
 
 
@@ -181,13 +177,11 @@ class LoggingStatLogger:
         """Do nothing: the report has all counts."""
 
     def log(self, report: Report) -> None:
-        """Log the line."""
         if not (report.is_idle and self._was_idle):
             logger.info("%s", report)
         self._was_idle = report.is_idle
 
     def shutdown(self, report: Report) -> None:
-        """Log the totals."""
         done = report.done
         logger.info(
             "final statistics: %d requests ended (%d handed over) in %.1f s, %d prompt tokens, "
@@ -209,7 +203,6 @@ class PrometheusStatLogger:
         self.metrics = metrics
 
     def observe(self, stats: StepStats, now: SchedulerStats) -> None:
-        """Update the series."""
         self.metrics.observe(stats, now)
 
     def log(self, report: Report) -> None:
@@ -301,5 +294,4 @@ def stat_loggers_of(
 
 
 def _is_empty(seen: SchedulerStats) -> bool:
-    """Return whether no request was left, so that no step was due."""
     return not (seen.running or seen.waiting or seen.deferred)

@@ -49,7 +49,6 @@ class NewSequence(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def ruled_token_ids(self) -> list[int]:
-        """Return the tokens that sampling rules and logits processors use."""
         return self.token_ids if self.has_ids else self.token_ids[self.num_prompt :]
 
 
@@ -155,7 +154,6 @@ class SchedulerOutput:
 
     @property
     def total_num_scheduled_tokens(self) -> int:
-        """Return the tokens computed in the step over all rows."""
         return sum(row.num_scheduled_tokens for row in self.rows)
 
 
@@ -203,5 +201,4 @@ class FenceDone:
     """Fence of a device without a queue."""
 
     def done(self) -> bool:
-        """Return True: the writes were finished before the step returned."""
         return True

@@ -54,7 +54,6 @@ class IdlePoll:
         return most, moment + LATE_SECONDS
 
     def end(self) -> None:
-        """Record that work came."""
         if self._idle_since is not None:
             self._worth_it = time.monotonic() - self._idle_since < self._seconds
             self._idle_since = None
@@ -86,7 +85,6 @@ class StepThreads:
         self._fixed = not on_cpu or self._all == 1
 
     def set_for(self, num_tokens: int) -> None:
-        """Use the number of threads that is fastest for a step of ``num_tokens``."""
         wanted = 1 if num_tokens <= FEW_TOKENS else self._all
         if not self._fixed and wanted != self._now:
             self._set(wanted)

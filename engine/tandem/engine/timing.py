@@ -81,7 +81,6 @@ class StepClasses:
 
     @property
     def known(self) -> bool:
-        """Return whether a step was recorded."""
         return bool(self._steps)
 
     @property
@@ -129,7 +128,6 @@ class StepClasses:
         self._learned += 1
 
     def _follow(self, number: int, steps: deque[_Step]) -> None:
-        """Restart a class's means if most of its steps have become strays."""
         means = self._means.get(number)
         if means is not None and median(each.seconds for each in steps) > STRAY * means[2]:
             del self._means[number]
@@ -151,7 +149,6 @@ def _never_falling(found: list[tuple[float, int]]) -> list[float]:
 
 
 def _own(step: _Step, slope: float) -> float:
-    """Return the seconds of a step without the cost of contexts."""
     return max(LEAST_SHARE * step.seconds, step.seconds - slope * step.context)
 
 
@@ -239,7 +236,6 @@ class StepRoom:
         return self._full or (self._chunks > 0 and not self._fits(0, LEAST_CHUNK_TOKENS))
 
     def take(self, start: int, count: int) -> None:
-        """Add ``count`` tokens of a prompt to the step."""
         self._seen += cost_behind(start, count, self._steepness) - count
         self._tokens += count
         self._chunks += 1
@@ -279,7 +275,6 @@ class Margin:
         self.ratio = 1.0
 
     def note(self, ratio: float) -> None:
-        """Record a step that took ``ratio`` of its forecast."""
         moved = PACE * (1 - MISSES) if ratio > self.ratio else -PACE * MISSES
         self.ratio = min(WIDEST, max(1.0, self.ratio + moved))
 
@@ -336,7 +331,6 @@ class MeasuredSteps:
             self.refresh()
 
     def note_end(self, seconds: float) -> None:
-        """Record a request's seconds from its first step to its end."""
         known = self.residence_s
         self.residence_s = known + RESIDENCE_SHARE * (seconds - known) if known else seconds
 
@@ -351,7 +345,6 @@ class MeasuredSteps:
         return self._decode if self._decode.known else self._inferred
 
     def refresh(self) -> None:
-        """Compute the medians again."""
         self._stale = 0
         decodes = self._decodes()
         self.context_s = decodes.slope

@@ -121,7 +121,6 @@ class HandoffMetrics:
         self.slots_of = cache(self.slots.labels)
 
     def moved(self, role: str, nbytes: int) -> None:
-        """Count a part, or the blocks of a copy."""
         self.bytes_of(role).inc(nbytes)
         self.parts_of(role).inc()
 

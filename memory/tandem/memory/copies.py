@@ -186,7 +186,6 @@ class LaneMark:
         return self._lane.due(self)
 
     def done(self) -> bool:
-        """Return whether all copies before it have ended. Raises DeviceMemoryError."""
         if self._through:
             return True
         status = driver().cuEventQuery(ctypes.c_void_p(self._end))

@@ -153,7 +153,6 @@ def _check_seals(descriptor: int) -> None:
 
 
 def _seal(descriptor: int, seals: int) -> None:
-    """Seal the memory if the system has seals."""
     if _SEALED:
         with contextlib.suppress(OSError):
             fcntl.fcntl(descriptor, _ADD_SEALS, seals)

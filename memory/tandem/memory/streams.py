@@ -16,7 +16,8 @@ _spare: dict[torch.device, list[Any]] = {}
 
 
 def borrow_stream(owner: object, device: torch.device) -> Any:
-    """Return a GPU stream that only ``owner`` has while it lives; earlier work on it may still run."""
+    """Return a GPU stream that only ``owner`` has while it lives; earlier work on it may still
+    run."""
     spare = _spare.setdefault(device, [])
     try:
         stream = spare.pop()

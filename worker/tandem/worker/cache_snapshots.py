@@ -25,9 +25,7 @@ class Cache(Protocol):
 
     def cached_blocks(self) -> BlockEvents: ...
 
-    def still_cached(self, hashes: tuple[BlockHash, ...]) -> tuple[BlockHash, ...]:
-        """Return those of ``hashes`` that are cached."""
-        ...
+    def still_cached(self, hashes: tuple[BlockHash, ...]) -> tuple[BlockHash, ...]: ...
 
 
 @dataclass(slots=True)

@@ -88,7 +88,6 @@ class Drain:
         return self._ends is not None and now >= self._ends[0]
 
     def over(self, now: float) -> bool:
-        """Return whether the worker no longer waits for peers."""
         return self._ends is not None and now >= self._ends[1]
 
 
@@ -132,7 +131,6 @@ def block_frames(step: int, events: BlockEvents | None) -> Iterator[Frame]:
 
 
 def _parts(outputs: Sequence[EngineOutput], limit: int) -> Iterator[tuple[EngineOutput, ...]]:
-    """Yield the outputs in order, cut by their bytes; at least one part, which may be empty."""
     begin = size = 0
     for at, output in enumerate(outputs):
         more = frame_bytes(output)
@@ -148,7 +146,8 @@ _ENDED_BADLY = ("abort", "error")
 
 
 def write_spans(spans: Spans, role: str, book: NoteBook, now: float, stops: Sequence[Note]) -> None:
-    """Write spans of queue, chunks, hand-off and decoding; stops and preemptions are their events."""
+    """Write spans of queue, chunks, hand-off and decoding; stops and preemptions are their
+    events."""
     offset = time.time() - time.monotonic()
     notes = {each.name: each for each in book.notes}
     whole = spans.begin(role, book.arrived + offset, book.watch.traceparent)
@@ -332,7 +331,6 @@ class EngineCoreProc:
             self._look_at_links()
 
     def _look_at_links(self) -> None:
-        """Report changed links to the routers at once: they place requests by them."""
         linked = frozenset(each.peer for each in self._handoff.peer_health() if each.up)
         if linked != self._linked:
             self._linked = linked
@@ -382,7 +380,6 @@ class EngineCoreProc:
             self._io.flush()
 
     def _send(self, outputs: StepOutputs) -> None:
-        """Send a step's outputs and the output left for after its launch."""
         sent, self._unflushed = self._unflushed, False
         times = self._times(outputs) if outputs.ended else {}
         for router, tokens, failed in outputs.by_router():
@@ -403,7 +400,6 @@ class EngineCoreProc:
             self._io.flush()
 
     def _times(self, outputs: StepOutputs) -> dict[Incarnation, list[LegTimes]]:
-        """Return the times of watched requests that ended in this step, by router."""
         told: dict[Incarnation, list[LegTimes]] = {}
         now, stops = time.monotonic(), self._stall_watchdog.stops()
         self._watched -= len(outputs.ended)
@@ -430,7 +426,6 @@ class EngineCoreProc:
             self._handoff.note_progress(self._steps, self._core.has_work)
 
     def _beat(self) -> WorkerBeat:
-        """Return the next beat from values that the loop left; called by the I/O thread."""
         load = self._load
         report = structs.replace(
             load, leased_blocks=self._handoff.leased_blocks(), draining=self._drain.begun
@@ -469,13 +464,11 @@ class EngineCoreProc:
         return not self._core.has_work or self._drain.over(now)
 
     def _give_back(self, keys: list[RequestKey], reason: str) -> None:
-        """Drop requests and notify their routers, which retry them elsewhere."""
         for key in keys:
             self._core.abort(key)
         self._tell(keys, FailCause.DRAINING, reason)
 
     def _tell(self, keys: list[RequestKey], cause: FailCause, reason: str) -> None:
-        """Report requests as failed, without the engine, which may be broken."""
         for key in keys:
             failed = Failed(key.request, key.attempt, cause, reason)
             self._io.send(Incarnation(key.router), Frame(step=self._steps, failed=(failed,)))

@@ -298,7 +298,6 @@ class IOThread(threading.Thread):
             self._socket.close()
 
     def _stands_by(self) -> bool:
-        """Return whether the step loop has the socket, or had it within ``STAND_BY_SECONDS``."""
         if self._left.is_set() or self._stopping.is_set():
             return False
         return self._attended or time.monotonic() - self._left_at < STAND_BY_SECONDS
@@ -321,7 +320,6 @@ class IOThread(threading.Thread):
                 self._more = self._more or self._has_frames()
 
     def _wait(self, until: float, awake_until: float) -> set[int]:
-        """Return the ready descriptors, by ``until`` at the latest."""
         ready = self._poller.poll(0)
         while not ready and time.monotonic() < min(until, awake_until):
             nap()

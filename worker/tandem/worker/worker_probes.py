@@ -49,7 +49,6 @@ class WorkerProbes:
     def attach(
         self, *, core: EngineCore, handoff: HandoffService, draining: Callable[[], bool]
     ) -> None:
-        """Answer for the engine from now on."""
         self._attached = _Attached(core, handoff, draining)
 
     def tell_keys(self, names: Callable[[], list[str]]) -> None:

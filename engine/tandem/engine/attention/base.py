@@ -87,9 +87,7 @@ class AttentionBackend(Protocol):
 
     name: str
 
-    def supports(self, group: KVGroup, on: device) -> Support:
-        """Return whether the backend can read this layout on the device."""
-        ...
+    def supports(self, group: KVGroup, on: device) -> Support: ...
 
     def plan(self, step: StepSequences) -> Metadata:
         """Return the metadata of one step, for all its layers; never wait for a device."""

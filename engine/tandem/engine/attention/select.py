@@ -82,7 +82,6 @@ class PagedAttention:
 
 
 def _last_queries(step: StepSequences) -> Metadata | None:
-    """Return one query for the last token of each of ``logits_rows``, over all the row's keys."""
     if step.logits_rows is None:
         return None
     lens, tables = step.seq_lens, step.block_tables

@@ -35,7 +35,6 @@ class BlockEventLog:
         self._cleared = True
 
     def drain(self) -> BlockEvents | None:
-        """Return the changes since the last call, or None."""
         if not self._last and not self._cleared:
             return None
         events = BlockEvents(
@@ -95,7 +94,6 @@ class BlockPool:
         return taken
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """Add a holder to cached or held blocks."""
         for block in blocks:
             if self._references[block] == 0:
                 del self._evictable[block]

@@ -35,9 +35,7 @@ class BlockTier(Protocol):
 
     def holds(self, digest: BlockHash) -> bool: ...
 
-    def reset(self) -> int:
-        """Forget all hashes; return their number."""
-        ...
+    def reset(self) -> int: ...
 
 
 class KVCacheManager:
@@ -82,7 +80,6 @@ class KVCacheManager:
         return own if self._tier is None else own + self._tier.cached()
 
     def is_cached(self, digest: BlockHash) -> bool:
-        """Return whether ``digest`` is cached here or in the tier."""
         if self.pool.find(digest) is not None:
             return True
         return self._tier is not None and self._tier.holds(digest)
@@ -149,7 +146,6 @@ class KVCacheManager:
             request.cache_due = (request.num_computed // self.block_size + 1) * self.block_size
 
     def truncate(self, request: Request, num_tokens: int) -> None:
-        """Free the blocks beyond ``num_tokens`` tokens."""
         keep = blocks_for(num_tokens, self.block_size)
         self._release(request.block_ids[keep:])
         request.block_ids = request.block_ids[:keep]

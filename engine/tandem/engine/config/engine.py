@@ -64,7 +64,6 @@ def revision_of(model: ModelConfig) -> str:
 
 
 def _loaded(folder: Path) -> list[Path]:
-    """Return the weight files that exist; the loader reports errors."""
     try:
         owners = indexed(folder)
     except ValueError:
@@ -74,7 +73,6 @@ def _loaded(folder: Path) -> list[Path]:
 
 
 def _sampled(path: Path) -> bytes:
-    """Return the size, head and evenly spaced pieces of a file."""
     size = path.stat().st_size
     digest = blake2b(str(size).encode(), digest_size=16)
     with path.open("rb") as file:
@@ -179,7 +177,6 @@ class EngineConfig:
         )
 
     def with_(self, **flat: Any) -> EngineConfig:
-        """Return this config with some settings of any section changed."""
         device = resolve_device(flat.pop("device", self.device))
         changes: dict[str, Any] = {
             section: replace(getattr(self, section), **values)
@@ -242,11 +239,9 @@ class EngineConfig:
 
     @property
     def revision(self) -> str:
-        """Return the digest of weights and config."""
         return self.model.revision or revision_of(self.model)
 
     def _check_step(self) -> None:
-        """Raise InvalidParameter unless an encoder's longest prompt fits into one step."""
         asked, most = self.model.max_model_len, self.scheduler.max_num_batched_tokens
         if asked is not None and asked > most:
             allowed = (
@@ -296,7 +291,6 @@ def _sort_into_sections(flat: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _longest(facts: ModelFacts) -> int:
-    """Return the longest sequence for which full attention is exact."""
     window = facts.sliding_window
     return facts.derived_max_len if window is None else min(window, facts.derived_max_len)
 

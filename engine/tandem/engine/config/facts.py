@@ -42,7 +42,6 @@ class QuantFacts:
     """Prefixes of layers whose weights are plain."""
 
     def keeps(self, prefix: str) -> bool:
-        """Return whether the layer's weights are plain."""
         return any(prefix == each or prefix.startswith(f"{each}.") for each in self.kept)
 
 

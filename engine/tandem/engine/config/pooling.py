@@ -51,7 +51,6 @@ def max_length_of(folder: Path) -> int | None:
 
 
 def _settings_of(folder: Path) -> Iterator[Path]:
-    """Yield the possible paths of the transformer's settings."""
     modules = read_any(folder / MODULES)
     for module in modules if isinstance(modules, list) else ():
         if isinstance(module, dict) and str(module.get("type")).endswith(".Transformer"):
@@ -60,7 +59,6 @@ def _settings_of(folder: Path) -> Iterator[Path]:
 
 
 def _lowers(folder: Path) -> bool:
-    """Return whether the tokenizer lowercases its text."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         return True  # unknown before the folder is complete
@@ -70,7 +68,6 @@ def _lowers(folder: Path) -> bool:
 
 
 def _name_prompts(said: Mapping[str, Any]) -> None:
-    """Log the prompt that sentence-transformers would put before each text."""
     name, prompts = said.get("default_prompt_name"), said.get("prompts")
     prompt = prompts.get(name) if isinstance(prompts, dict) and name is not None else None
     if prompt:
@@ -154,7 +151,6 @@ def with_modules(said: ModelPooling, folder: Path, *, tied: bool, vocab_size: in
 
 
 def _by_tokens(said: ModelPooling, folder: Path, path: str, vocab_size: int) -> ModelPooling:
-    """Return the pooling with one label, computed from the logits of one or two tokens."""
     config = read_json(folder / path / "config.json", needed=True)
     names = ("true_token_id", "false_token_id")
     tokens = [config.get(name) for name in names]
@@ -203,7 +199,6 @@ def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _activation(config: Mapping[str, Any], num_labels: int) -> Activation:
-    """Return a cross-encoder's own activation, else that of its kind of problem or labels."""
     own = config.get("sentence_transformers")
     said = {
         "activation_fn": own.get("activation_fn") if isinstance(own, dict) else None,

@@ -229,7 +229,6 @@ def _number(name: str, value: Any) -> float:
 
 
 def _check_causal(config: Mapping[str, Any]) -> None:
-    """Raise InvalidParameter for decoders trained with bidirectional attention."""
     if config.get("is_causal") is False:
         allowed = "true: tokens of this architecture see earlier ones alone"
         raise InvalidParameter(f"{CONFIG}: is_causal", False, allowed)
@@ -289,7 +288,6 @@ def _sliding_window(config: Mapping[str, Any]) -> int | None:
 
 
 def _eos(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the ids that end a sequence; first those of generation_config."""
     for source in (generation, config):
         value = source.get("eos_token_id")
         if isinstance(value, int):

@@ -57,7 +57,6 @@ class _Stream:
             self._waiting.set_result(None)
 
     async def get(self) -> Item:
-        """Wait for the oldest item and return it."""
         while not self._items:
             self._waiting = self.loop.create_future()
             await self._waiting
@@ -188,7 +187,6 @@ class InprocClient:
             block = not result.progressed
 
     def _receive(self, *, block: bool) -> None:
-        """Run the calls in the inbox; if ``block``, wait for one first."""
         timeout = PARKED_SECONDS if self._core.has_work else None
         try:
             self._inbox.get(block, timeout)()
@@ -198,7 +196,6 @@ class InprocClient:
             return
 
     def _drain_inbox(self) -> None:
-        """Run earlier posts, so that their streams receive the end, too."""
         while True:
             try:
                 work = self._inbox.get_nowait()

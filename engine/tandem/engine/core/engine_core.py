@@ -76,7 +76,6 @@ class MaskWait:
         return self._until
 
     def over(self) -> None:
-        """End the wait."""
         self._waited = min(time.monotonic(), self._until) - self._begun
 
     def updated(self, idle: float) -> None:
@@ -105,7 +104,6 @@ class StepOutputs:
     def by_router(
         self,
     ) -> Iterator[tuple[Incarnation, tuple[EngineOutput, ...], tuple[Failed, ...]]]:
-        """Yield all outputs and failures of each router that has any."""
         for router in {**self.outputs, **self.failed}:
             outputs, failed = self.outputs.get(router, ()), self.failed.get(router, ())
             yield Incarnation(router), tuple(outputs), tuple(failed)
@@ -336,7 +334,6 @@ class EngineCore:
                 return self.sleep.state(command)
 
     def _reset_prefix_cache(self, command: Command) -> Reply:
-        """Drop cached blocks without a holder, unless a hand-off holds KV."""
         if self.scheduler.has_promises:
             message = "KV is promised to a peer or on its way from one; try again later"
             return Reply(id=command.id, ok=False, message=message)
@@ -351,14 +348,12 @@ class EngineCore:
         return self._profile(command, folder)
 
     def _profile(self, command: Command, folder: str | None) -> Reply:
-        """Start a profile in ``folder``; None writes the running one."""
         try:
             return Reply(id=command.id, ok=True, message=self.profile(folder))
         except TandemError as error:
             return Reply(id=command.id, ok=False, message=str(error))
 
     def stats(self) -> dict[str, float]:
-        """Return the gauges and counters, for tests and ``/debug``."""
         now = self.scheduler.make_stats()
         return {
             "running": now.running,
@@ -381,11 +376,9 @@ class EngineCore:
         return BlockEvents(stored=self.manager.cached(), cleared=True)
 
     def still_cached(self, hashes: tuple[BlockHash, ...]) -> tuple[BlockHash, ...]:
-        """Return those of ``hashes`` that are cached."""
         return tuple(filter(self.manager.is_cached, hashes))
 
     def load_report(self) -> LoadReport:
-        """Return the load, for placement."""
         now, decode_batch = self.scheduler.make_stats(), self.scheduler.decoding
         return LoadReport(
             num_running=now.running,
@@ -447,7 +440,6 @@ class EngineCore:
         self._executor.stop()
 
     def _attach_tier(self, capacity: Capacity) -> OffloadConnector | None:
-        """Make the offload tier for evicted blocks; None if no rank has one."""
         if not capacity.num_cpu_blocks:
             return None
         pool, layout = self.manager.pool, capacity.layout
@@ -462,7 +454,6 @@ class EngineCore:
         return tier
 
     def _draw(self) -> None:
-        """Draw the step launched last under its masks, if it awaits any."""
         if self.scheduler.awaits_masks:
             masks = self.scheduler.masks(self._mask_wait.until())
             self._mask_wait.over()

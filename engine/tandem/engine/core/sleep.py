@@ -53,7 +53,6 @@ class Sleep:
     """State of one engine's sleep."""
 
     def __init__(self, engine: Engine, executor: Executor, clock: Callable[[], float]) -> None:
-        """``clock``: the engine's, in seconds."""
         self._engine = engine
         self._clock = clock
         self._executor = executor
@@ -71,7 +70,6 @@ class Sleep:
 
     @property
     def refuses(self) -> bool:
-        """Return whether new requests are refused: the engine sleeps, or is about to."""
         return bool(self._asleep) or (self._until is not None and self._clock() < self._until)
 
     def state(self, command: Command) -> Reply:
@@ -123,7 +121,6 @@ class Sleep:
         return self._reply(command)
 
     def _give_back(self, command: Command, level: int) -> Reply:
-        """Free the parts that are awake: all, or those of a partial or failed wake-up."""
         self._engine.manager.reset_prefix_cache()
         try:
             given = self._executor.sleep(level)
@@ -138,7 +135,6 @@ class Sleep:
         return self._reply(command)
 
     def _end_all(self) -> None:
-        """End all requests, and hand-offs that are still held."""
         scheduler, now = self._engine.scheduler, self._clock()
         request_table = scheduler.request_table
         for group in list(request_table.groups.values()):

@@ -67,8 +67,6 @@ class StepCosts:
         return StepCost(flops, weights + read * self._kv_bytes, tokens * self._kv_bytes)
 
     def _pairs(self, before: int, count: int) -> int:
-        """Return the (token, attended position) pairs of ``count`` tokens after ``before``,
-        themselves included."""
         last = before + count
         if self._window is None or last <= self._window:
             return count * before + count * (count + 1) // 2
@@ -132,7 +130,6 @@ class StepNotes:
             self._prefill_rate.note(chunked, seconds)
 
     def report(self, now: float) -> Learned:
-        """Return the measurements from which placement forecasts."""
         share, prompts_per_s = self._prompt_load.report(now)
         return Learned(
             prefill_tokens_per_s=self._prefill_rate.tokens_per_s,

@@ -63,7 +63,6 @@ class Channel:
         return frame
 
     def send_descriptor(self, descriptor: int) -> None:
-        """Send a copy of an open file, between two frames."""
         socket.send_fds(self._socket, [b"\0"], [descriptor])
 
     def receive_descriptor(self, *, seconds: float) -> int:

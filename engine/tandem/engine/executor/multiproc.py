@@ -248,7 +248,6 @@ class MultiprocExecutor:
         return message.capacity
 
     def _receive(self, seconds: float) -> FromRank:
-        """Return the next answer that is not late. Raises RankSilent, RankError."""
         try:
             message = decode_from_rank(self._open.receive(seconds=seconds))
             while self._late_profiles and isinstance(message, Profiled):

@@ -64,7 +64,6 @@ class Rank:
         self._launched: deque[LaunchedStep | Exception] = deque()
 
     def start(self, message: Start) -> Worker:
-        """Load weights and KV cache, and send the capacity."""
         threading.Thread(target=self._read, name="plans", daemon=True).start()
         spin_briefly()
         from tandem.engine.worker import Worker
@@ -85,7 +84,6 @@ class Rank:
         return worker
 
     def run(self, worker: Worker) -> None:
-        """Launch plans as they come, until the channel closes."""
         nap_precisely()
         while True:
             try:
@@ -112,7 +110,6 @@ class Rank:
 
     @property
     def _can_finish(self) -> bool:
-        """Return whether the oldest step can finish without another message."""
         if not self._launched:
             return False
         oldest = self._launched[0]
@@ -141,7 +138,6 @@ class Rank:
         os._exit(1)
 
     def _finish_oldest(self) -> None:
-        """Send the oldest step's result, unless another plan comes first."""
         step = self._launched[0]
         if not isinstance(step, Exception):
             while not step.fence.done():  # fences cannot be sent

@@ -101,6 +101,5 @@ class UniProcExecutor:
 
     @property
     def worker(self) -> Worker:
-        """Return the rank, once started."""
         assert self._worker is not None, "the executor has not started, or has stopped"
         return self._worker

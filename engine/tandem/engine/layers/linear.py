@@ -83,7 +83,6 @@ class Linear:
         return self._product.add_to(residual, x, rows)
 
     def of_norm(self, x: Tensor, norm: RMSNorm, rows: Rows | None = None) -> Tensor:
-        """Return the product of the normed x."""
         return self._product.of_norm(x, norm.weight, norm.eps, rows)
 
     def gated_of_norm(self, x: Tensor, norm: RMSNorm, rows: Rows | None = None) -> Tensor:

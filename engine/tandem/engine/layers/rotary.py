@@ -96,7 +96,6 @@ def _linear(facts: ModelFacts) -> tuple[Tensor, float]:
 
 
 def _llama3(facts: ModelFacts) -> tuple[Tensor, float]:
-    """Return frequencies with long wavelengths stretched, short ones kept, the others blended."""
     rope = facts.rope
     factor = _number(rope, "factor")
     low, high = _number(rope, "low_freq_factor"), _number(rope, "high_freq_factor")
@@ -108,8 +107,6 @@ def _llama3(facts: ModelFacts) -> tuple[Tensor, float]:
 
 
 def _yarn(facts: ModelFacts) -> tuple[Tensor, float]:
-    """Return frequencies blended by the turns within the trained length, and the factor of cos and
-    sin."""
     rope, dim = facts.rope, facts.head_dim
     trained = _number(rope, "original_max_position_embeddings", facts.max_position_embeddings)
     factor = _number(rope, "factor", facts.max_position_embeddings / trained)

@@ -30,7 +30,6 @@ class DummyWeights(Weights):
     def __init__(
         self, seed: int, *, dtype: torch.dtype, device: torch.device, progress: bool = True
     ) -> None:
-        """Equal seeds give equal weights."""
         bar = Progress(source=f"dummy weights of seed {seed}", total=None, bar=progress)
         super().__init__(dtype=dtype, device=device, progress=bar)
         self._seed = seed
@@ -67,7 +66,6 @@ def _generator(seed: int, name: str) -> torch.Generator:
 
 
 def _spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Return the standard deviation and mean of a tensor's values."""
     if name.endswith(SCALE):
         return _VECTOR_SPREAD, 1.0
     if len(shape) > 1:

@@ -50,7 +50,6 @@ class Progress:
             bar.update(task, completed=self.loaded)
 
     def finish(self) -> None:
-        """Return a started bar, or None without a terminal."""
         if self._done:
             return
         self._done = True

@@ -221,8 +221,6 @@ class SafetensorsWeights(Weights):
         return cut(tensor, name, shard)
 
     def _upload(self, uploader: Uploader, path: Path, name: str, shard: Shard) -> Tensor:
-        """Return the part in device memory; for rows only they are read, for columns the whole
-        tensor."""
         if path not in self._places:
             self._places[path] = places_in(path)
         place = self._places[path][name]

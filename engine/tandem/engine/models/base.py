@@ -64,7 +64,6 @@ class StepContext:
         return TokenRows(self.positions, self.sequences, None)
 
     def rows_at(self, index: Tensor) -> TokenRows:
-        """Return the tokens of int64 ``index``."""
         return TokenRows(self.positions, self.sequences, index)
 
     @cached_property

@@ -163,7 +163,6 @@ class EncoderBuilder:
 
     @property
     def prefix(self) -> str:
-        """Return the prefix of the names of all but the heads."""
         return f"{self.name}." if f"{self.name}.{WORDS}" in self.weights else ""
 
     def build(self) -> Encoder:
@@ -208,7 +207,6 @@ class EncoderBuilder:
         )
 
     def head(self) -> ClassificationHead:
-        """Return the head that computes scores from the first token's state."""
         raise NotImplementedError
 
     def projection(self) -> Tensor | None:
@@ -224,7 +222,6 @@ class EncoderBuilder:
         return Linear.load(self.method, self.weights, parts)
 
     def norm(self, prefix: str) -> LayerNorm:
-        """Return the norm of ``prefix``.weight and .bias [hidden]."""
         width = (self.facts.hidden_size,)
         gain, shift = (
             self.weights.get(self.one_of(prefix, *names), width)

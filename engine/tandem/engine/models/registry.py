@@ -146,7 +146,6 @@ class DecoderBuilder:
         return Linear.load(self.method, self.weights, wanted)
 
     def norm(self, prefix: str, width: int) -> RMSNorm:
-        """Return the norm whose gain is ``prefix``.weight [width]."""
         return RMSNorm(self.vector(f"{prefix}.weight", width), self.facts.rms_norm_eps)
 
     def vector(self, name: str, width: int) -> Tensor:

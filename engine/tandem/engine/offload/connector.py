@@ -55,7 +55,6 @@ class LRUBlocks:
         return tuple(self._block_of)
 
     def find(self, digest: BlockHash) -> int | None:
-        """Return the block that holds ``digest``'s content, or None."""
         return self._block_of.get(digest)
 
     def touch(self, digest: BlockHash) -> None:
@@ -79,7 +78,6 @@ class LRUBlocks:
         return block, lost
 
     def forget(self, digest: BlockHash) -> bool:
-        """Forget ``digest``; return False if it is unknown."""
         block = self._block_of.pop(digest, None)
         if block is None:
             return False
@@ -111,7 +109,6 @@ class LRUBlocks:
             self._line.move_to_end(digest, last=False)
 
     def _oldest(self) -> BlockHash | None:
-        """Remove the least recently used unpinned hash from the order."""
         while self._line:
             digest, _ = self._line.popitem(last=False)
             block = self._block_of[digest]

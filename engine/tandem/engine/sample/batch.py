@@ -50,7 +50,6 @@ class RowProcessors:
             each.remove(row)
 
     def extend(self, row: int, token_ids: Sequence[int]) -> None:
-        """Pass new tokens to the processors that depend on them."""
         for each in self._asked.get(row, ()):
             if each.looks_back:
                 each.extend(row, token_ids)
@@ -60,7 +59,6 @@ class RowProcessors:
         return any(each.looks_back for each in self._asked.get(row, ()))
 
     def asks(self, row: int, *, keeps_argmax: bool) -> bool:
-        """Return whether the row has a processor of this kind."""
         return any(each.keeps_argmax is keeps_argmax for each in self._asked.get(row, ()))
 
     def apply(self, logits: Tensor, rows: Sequence[int], *, keeps_argmax: bool) -> None:
@@ -174,7 +172,6 @@ class SamplingBatch:
         return bool(self.rules or self.processors)
 
     def extend(self, row: int, token_ids: Sequence[int]) -> None:
-        """Append tokens to the row's output."""
         rules = self.rules.get(row)
         if rules is not None:
             rules.extend(token_ids)
@@ -182,7 +179,6 @@ class SamplingBatch:
             self.processors.extend(row, token_ids)
 
     def remove(self, row: int) -> None:
-        """Free the row; a free one may be freed again."""
         self.kinds[row] = SamplingKind.GREEDY
         self.rules.pop(row, None)
         if not self.rules:
@@ -212,14 +208,12 @@ class SamplingBatch:
         return rules is not None and rules.needs_tokens
 
     def looks_back(self, row: int) -> bool:
-        """Return whether the row's allowed draws depend on its earlier tokens."""
         rules = self.rules.get(row)
         if self.processors is not None and self.processors.looks_back(row):
             return True
         return rules is not None and rules.looks_back
 
     def rules_at(self, row: int, position: int) -> RowRules | None:
-        """Return the row's rules if they apply at this output position."""
         rules = self.rules.get(row)
         if self.ahead:
             rules = self.ahead.get((row, position), rules)
@@ -289,7 +283,6 @@ class SamplingBatch:
 
 
 def _columns(memory: Tensor, rows: int) -> Columns:
-    """Return views of ``rows`` rows of bytes, the wide columns first."""
     wide = memory[: rows * 16].view(torch.int64).view(2, rows)
     narrow = memory[rows * 16 :].view(torch.float32).view(3, rows)
     return Columns(*wide, *narrow)

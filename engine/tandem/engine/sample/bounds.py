@@ -141,7 +141,6 @@ class BoundsStage:
         return Bounds(self._rows[:rows], self._words[:rows])
 
     def of(self, rows: Sequence[int], places: Sequence[int]) -> Bounds:
-        """Return the bounds of the logits' ``rows``: this step's words at ``places``."""
         device = self._words.device
         if all(map(eq, places, range(len(places)))):
             words = self._words[: len(places)]

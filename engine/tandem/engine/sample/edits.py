@@ -100,7 +100,6 @@ def _forbidden(rules: RowRules | None, position: int) -> Tensor:
 
 
 def _forbid(logits: Tensor, rows: Sequence[int], tokens: Sequence[Tensor]) -> None:
-    """Set the tokens of each row to -inf, but restore a row's best token if nothing is left."""
     index = index_on(rows, logits.device)
     best = logits[index].argmax(-1)
     value = logits[index, best]

@@ -139,7 +139,6 @@ class RequestRules:
     def are_of(
         self, params: SamplingParams, prompt: Sequence[int], eos_token_ids: Collection[int]
     ) -> bool:
-        """Return whether ``of`` would return the same rules for these arguments."""
         if params is not self.params and params != self.params:
             return False  # avoids the comparison of long lists
         if eos_token_ids != self.eos_token_ids:
@@ -172,7 +171,6 @@ class RowRules:
 
     @property
     def looks_back(self) -> bool:
-        """Return whether the allowed draws depend on the tokens before them."""
         return self.seen is not None or self._lookback > 0 or self.thought is not None
 
     @property
@@ -198,12 +196,10 @@ class RowRules:
         return self.request.end_ids
 
     def applies(self, position: int) -> bool:
-        """Return whether the rules change the logits of the draw at this output position."""
         lasting = self.request.bad_words or self.allowed_now is not None or self.bias is not None
         return bool(lasting) or self.seen is not None or self.holds_back_end(position)
 
     def holds_back_end(self, position: int) -> bool:
-        """Return whether the output is still too short to end."""
         return position < self.request.params.min_tokens and self.end_ids.numel() > 0
 
     def forbidden_words(self) -> Tensor:
@@ -251,8 +247,6 @@ def _penalized(params: SamplingParams) -> bool:
 
 
 def _end_ids(params: SamplingParams, eos_token_ids: Collection[int]) -> Tensor:
-    """Return the tokens that may not be drawn before ``min_tokens``, as in vLLM also with
-    ``ignore_eos``."""
     ends = {*eos_token_ids, *params.stop_token_ids} if params.min_tokens else ()
     return torch.tensor(sorted(ends), dtype=torch.int64)
 

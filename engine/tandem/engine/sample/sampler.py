@@ -39,7 +39,6 @@ class Draws:
 
     @classmethod
     def of(cls, choices: Sequence[Sequence[int]]) -> Draws:
-        """Return the draws for the choices of each row of logits."""
         counts = np.fromiter(map(len, choices), dtype=np.int64, count=len(choices))
         flat = [choice for each in choices for choice in each]
         rows = np.repeat(np.arange(len(choices)), counts)
@@ -169,7 +168,6 @@ def _sort(step: _Step) -> tuple[Numbers, Numbers, Numbers]:
 
 
 def _whole(step: _Step, part: Numbers) -> bool:
-    """Return whether ``part`` is every row of logits; parts ascend."""
     return len(part) == len(step.rows) > 0
 
 

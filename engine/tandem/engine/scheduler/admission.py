@@ -135,7 +135,6 @@ def _length_refusal(request: EngineCoreRequest, max_model_len: int) -> Refusal |
 
 
 def _check_embeds(request: EngineCoreRequest, embeds: PromptEmbeds, hidden_size: int) -> None:
-    """Check shape and parameters; the router checks the values."""
     embeds.verify_shape("prompt_embeds", hidden_size)
     if embeds.num_tokens != len(request.prompt_token_ids):
         allowed = f"a vector for each of {len(request.prompt_token_ids)} placeholders"
@@ -156,7 +155,6 @@ def _check_tokens(param: str, ids: list[int] | tuple[int, ...], vocab_size: int)
 
 
 def _check_prompt_logprobs(request: EngineCoreRequest) -> None:
-    """Raise InvalidParameter if the prompt logprobs do not fit in one answer."""
     top, count = request.params.prompt_logprobs, len(request.prompt_token_ids)
     if top is None:
         return
@@ -204,7 +202,6 @@ def open_choices(request: EngineCoreRequest) -> tuple[int, ...]:
 
 
 def _shares_prefix(request: EngineCoreRequest) -> bool:
-    """Return whether all open choices continue from the same tokens."""
     choices = open_choices(request)
     return len(choices) == 1 or not any(request.emitted_of(choice) for choice in choices)
 
@@ -277,7 +274,6 @@ class SeedSource:
         self._next = seed * _SEED_STEP
 
     def seeded(self, request: EngineCoreRequest) -> EngineCoreRequest:
-        """Return the request with a seed, if it samples."""
         if request.params.has_seed or request.pooling is not None:
             return request
         self._next += _SEED_STEP

@@ -131,7 +131,6 @@ class Constrained:
 
     @property
     def awaits_masks(self) -> bool:
-        """Return whether a planned step has not received its masks."""
         return bool(self._drawing)
 
     def add(self, request: Request) -> None:
@@ -210,7 +209,6 @@ class Constrained:
 
     @property
     def has_late(self) -> bool:
-        """Return whether a request is not planned because its mask is not made."""
         return bool(self._late)
 
     def _unpin(self, request: Request, now: float) -> None:
@@ -227,7 +225,6 @@ class Constrained:
 
 
 def _is_made(request: Request) -> bool:
-    """Return whether a request's mask is made, or will never be."""
     constraint = request.constraint
     try:
         return request.finished or constraint is None or constraint.is_ready()

@@ -71,7 +71,6 @@ class Gates:
 
     @staticmethod
     def release(requests: Sequence[Request]) -> None:
-        """Release what sequences hold."""
         for request in requests:
             for gate in request.group.gates:
                 gate.release(request)
@@ -87,7 +86,6 @@ class Gates:
         self._behind.discard(request.seq)
 
     def _begins(self, request: Request) -> bool:
-        """Return whether a request's wait for other requests has just ended."""
         if any(gate.waits(request) for gate in request.group.gates):
             self._behind.add(request.seq)
             return False

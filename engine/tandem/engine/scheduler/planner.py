@@ -45,7 +45,6 @@ class Shares:
             self._held_blocks[request.tenant] += len(request.block_ids)
 
     def below(self) -> frozenset[str]:
-        """Return the tenants that hold less than their part of everything."""
         return frozenset(
             each
             for each in self._request_table.tenants
@@ -204,8 +203,6 @@ class Planner:
             builder.budget, builder.parts = budget, parts
 
     def _is_shared(self, prompts: Sequence[Request]) -> bool:
-        """Return whether several tenants have requests, and more prompt tokens wait than a step
-        takes."""
         changed = self._request_table.tenants_changed
         if changed is None or self._now - changed > RECENT_SECONDS:
             return False
@@ -213,12 +210,10 @@ class Planner:
         return tokens + sum(each.num_uncomputed for each in prompts) > self._budget
 
     def _short_budget(self, builder: StepBuilder) -> int:
-        """Return the prompt tokens of a step that takes no longer than one with decodes."""
         rows = builder.num_tokens
         return min(builder.budget, max(1, self._mixed(rows + 1) - rows))
 
     def _share(self) -> Shares | None:
-        """Let tenants with less than their part go first, and make room for the first of them."""
         request_table, waiting = self._request_table, self._request_table.waiting
         waiting.first_tenants = waiting.passed_over = frozenset()
         if len(request_table.tenants) < 2:
@@ -240,7 +235,6 @@ class Planner:
         return shares
 
     def _has_room(self, request: Request) -> bool:
-        """Return whether a seat and blocks are free for the first in the queue."""
         request_table, manager = self._request_table, self._manager
         if len(request_table.running) + len(request_table.loading) >= self._max_num_seqs:
             return False
@@ -248,7 +242,6 @@ class Planner:
         return manager.can_start(hits, len(request.token_ids), keep_spare=request_table.busy)
 
     def finish_step(self, builder: StepBuilder, step: int) -> SchedulerOutput | None:
-        """Return the finished plan, or None if there is nothing to compute."""
         idle = not builder.decodes and not builder.prompts
         transfers = None
         if self._in_step is not None:
@@ -337,14 +330,11 @@ class Planner:
         return self._mixed(decode_batch.streams) - decode_batch.streams
 
     def _room(self, decode_batch: DecodeBatch, seconds: float) -> StepRoom:
-        """Return the room of a step of these decodes that may take ``seconds``."""
         steps = self._measured
         fitting = steps.prompt_tokens_within(decode_batch, seconds, 2 * self._budget)
         return StepRoom(self._padding, decode_batch.streams, fitting, steps.steepness)
 
     def _hold_drafted(self, builder: StepBuilder) -> list[Held]:
-        """Reserve tokens and blocks for sequences with drafts, before the others; one token is
-        left."""
         held = list(self._request_table.drafts.take(self._manager, builder.budget - 1))
         builder.drafts_left -= sum(len(each.draft_token_ids) for each in held)
         builder.budget -= len(held) + MOST_DRAFTS - builder.drafts_left
@@ -382,8 +372,6 @@ class Planner:
     def _schedule_prompt(
         self, builder: StepBuilder, request: Request, most: int | None = None
     ) -> None:
-        """Plan the next chunk of a sequence, of at most ``most`` tokens; alone, without this
-        limit."""
         remaining = request.num_uncomputed
         alone = not builder.prompts and self._request_table.waiting.peek() is None
         most = builder.budget if most is None or alone else min(builder.budget, most)
@@ -426,7 +414,6 @@ class Planner:
             builder.drafts_left -= count
 
     def _schedule_waiting(self, builder: StepBuilder, now: float) -> None:
-        """Start requests from the queue while tokens, seats and blocks last."""
         request_table, remote = self._request_table, self._remote
         aside, before = [], builder.num_tokens
         while (
@@ -459,8 +446,6 @@ class Planner:
         request_table.waiting.passed_over = frozenset()
 
     def _start(self, request: Request, now: float) -> bool:
-        """Start the first of the queue with blocks for all its known tokens; return False without
-        room."""
         request_table, manager = self._request_table, self._manager
         hits = manager.find_cached_prefix(request, request.max_cached_tokens)
         count = len(request.token_ids)
@@ -488,7 +473,6 @@ class Planner:
         stats.computed_tokens += request.num_prefill - request.num_computed
 
     def _introduce(self, builder: StepBuilder, request: Request) -> tuple[int, ...]:
-        """Send the ranks all data of a sequence; its row then adds no blocks."""
         builder.new.append(request.as_new())
         request.on_rank = True
         return ()

@@ -68,7 +68,6 @@ class Turns:
         return self._max_num_seqs - len(request_table.running) - len(request_table.loading)
 
     def _claim_before(self, order: Order) -> None:
-        """Count the blocks and seats of the queue up to ``order``, until none is left."""
         manager = self._request_table.manager
         while self._next is not None and self._next.order < order:
             if self._seats >= self._free_seats or self._blocks > manager.num_free:
@@ -105,7 +104,6 @@ class RemoteKV:
         vocab_size: int,
         in_step: InStepConnector | None = None,
     ) -> None:
-        """``in_step`` is ``connector``, or a part of it."""
         self._connector = connector
         self._look_again = (
             connector.lookup_again if isinstance(connector, ComposedConnector) else connector.lookup
@@ -211,8 +209,6 @@ class RemoteKV:
         self.awaits_fence = bool(self._to_load) and self._to_load[0][0] <= updated
 
     def _may_ask(self, request: Request) -> bool:
-        """Return whether the first in the queue may ask a peer: its turn, with room after earlier
-        ones."""
         request_table, manager, size = self._request_table, self._manager, self._manager.block_size
         if not self._turns.may_start(request):
             return False
@@ -238,8 +234,6 @@ class RemoteKV:
         return connector.lookup(request, len(hits) * self._manager.block_size)
 
     def _load_at_once(self, request: Request, remote: Remote) -> bool:
-        """Load the KV of the first in the queue with the step being planned; return False without
-        room."""
         request_table, manager = self._request_table, self._manager
         assert self._in_step is not None, "nobody brings KV within steps"
         hits = manager.find_cached_prefix(request, request.max_cached_tokens)
@@ -270,7 +264,6 @@ class RemoteKV:
         del self._to_ask[request.seq]
 
     def _announced(self, event: Announced) -> bool:
-        """Mark a parked request to be looked up again; return whether it is known."""
         group = self._request_table.groups.get(event.key)
         if group is None:
             return False
@@ -363,7 +356,6 @@ class RemoteKV:
         assert room is not None, "at least as many blocks were given back just now"
 
     def _count(self, request: Request) -> None:
-        """Count a request once, by the sources of its prompt's KV."""
         if request.num_preemptions:
             return
         stats, group = self._request_table.stats, request.group
@@ -377,7 +369,6 @@ class RemoteKV:
         group.num_hit = request.num_computed  # the cached tokens that clients see
 
     def _missed(self, event: LoadMissed, now: float) -> bool:
-        """Return the request to the queue, at the place of its arrival."""
         group = self._request_table.groups.get(event.key)
         if group is None:
             return False

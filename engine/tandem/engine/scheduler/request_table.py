@@ -95,7 +95,6 @@ class WaitingQueue:
         heapq.heappush(heap.entries, (request.order, request.seq))
 
     def peek(self) -> Request | None:
-        """Return the request that goes first, or None."""
         if len(self._heaps) == 1:
             ((tenant, heap),) = self._heaps.items()
             return None if tenant in self.passed_over else self._first(heap)
@@ -152,7 +151,6 @@ class WaitingQueue:
                     heapq.heappush(front, (heap[child][0], child))
 
     def discard(self, request: Request) -> None:
-        """Remove a member for good."""
         if request.seq in self._members:
             self._forget(request)
 
@@ -223,7 +221,6 @@ class Outbox:
         """Notes of watched requests that have ended."""
 
     def emit(self, router: bytes, output: EngineOutput) -> None:
-        """Add tokens of one choice, or a vector."""
         self.to(router).append(output)
 
     def to(self, router: bytes) -> list[EngineOutput]:
@@ -234,7 +231,6 @@ class Outbox:
         return told
 
     def fail(self, key: RequestKey, cause: FailCause, message: str) -> None:
-        """Report that the attempt ended without an answer."""
         failed = Failed(key.request, key.attempt, cause, message)
         self.failed.setdefault(key.router, []).append(failed)
 
@@ -328,12 +324,10 @@ class RequestTable:
         heapq.heappush(self._deadlines, (group.deadline, group.number, group.key))
 
     def enter(self, request: Request) -> None:
-        """Add a new sequence of a known group; it has no place yet."""
         self.by_seq[request.seq] = request
         request.group.live[request.choice] = request
 
     def fork(self, parent: Request, child: Request) -> None:
-        """Share what ``parent`` holds of its gates with ``child``."""
         for gate in parent.group.gates:
             gate.forked(parent, child)
         if child.constraint is not None:
@@ -466,7 +460,6 @@ class RequestTable:
         return True
 
     def sweep(self) -> None:
-        """Remove ended sequences from ``running``."""
         if self._left_running:
             running = RequestState.RUNNING
             self.running = [each for each in self.running if each.state is running]
@@ -493,7 +486,6 @@ class RequestTable:
             request.on_rank = False
 
     def _end_group(self, request: Request, why: str, now: float) -> bool:
-        """End a group after its last choice; return whether the connector keeps its blocks."""
         group = request.group
         del self.groups[group.key]
         tenant = group.source.tenant

@@ -241,7 +241,6 @@ class Scheduler:
         return max(1, min(chunk, self._planner.mixed_prompt_tokens(decode_batch)))
 
     def add(self, source: EngineCoreRequest) -> Refusal | None:
-        """Queue a request, or return a refusal."""
         taken = self._admitted(source)
         if isinstance(taken, Refusal):
             return taken
@@ -280,7 +279,6 @@ class Scheduler:
         return True
 
     def schedule(self) -> SchedulerOutput | None:
-        """Return the next step, or None if nothing can be computed now."""
         now = self._clock()
         for group in self.request_table.expired(now):
             message = "the request's budget was spent before it was done"
@@ -336,12 +334,10 @@ class Scheduler:
             self._remote.begin_loads(step, output.fence)
 
     def take_stats(self) -> StepStats:
-        """Return the counters since the last call."""
         stats, self.request_table.stats = self.request_table.stats, StepStats()
         return stats
 
     def _admitted(self, source: EngineCoreRequest) -> EngineCoreRequest | Refusal:
-        """Return the request as it is to run, or a refusal."""
         request_table, config = self.request_table, self.config
         if source.key in request_table.groups or source.key in request_table.held:
             return Refusal(code=RefusalCode.DUPLICATE, message=f"{source.key} is already here")
@@ -404,12 +400,10 @@ class Scheduler:
         )
 
     def _hashes_of(self, source: EngineCoreRequest) -> list[BlockHash]:
-        """Return the prompt's hashes as sent, if there is one for each full block."""
         full = len(source.prompt_token_ids) // self.manager.block_size
         return list(source.block_hashes) if len(source.block_hashes) == full else []
 
     def _open_gates(self, now: float) -> None:
-        """Admit requests whose gates are open, and end those that are refused."""
         for request, refusal in self.request_table.gates.look(now):
             if refusal is not None:
                 self.request_table.refuse(request.group, refusal, now)
@@ -445,7 +439,6 @@ class Scheduler:
             self._place(request, finish, now)
 
     def _place(self, request: Request, finish: Finish | None, now: float) -> None:
-        """Queue a request, or end it with ``finish`` of an earlier attempt."""
         if finish is not None:
             self._updater.close_forced(request, finish, now)
         elif self._remote is not None and isinstance(request.kv, Consume):

@@ -159,7 +159,6 @@ class PrefillRate:
         return 0.0
 
     def note(self, tokens: int, seconds: float) -> None:
-        """Record one step of ``tokens`` prompt tokens that took ``seconds``, above 0."""
         self._steps.append((tokens / seconds, tokens))
 
 

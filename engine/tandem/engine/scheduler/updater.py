@@ -148,7 +148,6 @@ class Updater:
         self._request_table.let_go(request, finish.reason, now)
 
     def _pooled(self, seq: SeqId, values: bytes, now: float) -> None:
-        """End a request whose prompt was pooled, unless it has already ended."""
         request = self._request_table.by_seq.get(seq)
         if request is None:
             return
@@ -285,7 +284,6 @@ class Updater:
             self._request_table.let_go(request, finish.reason, now)
 
     def _hand_over(self, request: Request, first: Sequence[FirstToken], now: float) -> None:
-        """End a producer's request: send its first tokens to the router and to the peer."""
         number = request.num_output + 1
         verdicts = [self._verdict_of_first(request, each.token_id, number) for each in first]
         for each, verdict in zip(first, verdicts, strict=True):
@@ -299,7 +297,6 @@ class Updater:
         self._request_table.let_go(request, ended or HANDED_OVER, now)
 
     def _child_of(self, parent: Request, choice: int) -> Request:
-        """Return a further choice of the same prompt, at the parent's current position."""
         priority, turn, number, _ = parent.order
         child = Request(
             self._request_table.next_seq(),
@@ -319,7 +316,6 @@ class Updater:
         return child
 
     def _place(self, parent: Request, children: Sequence[Request]) -> None:
-        """Share the parent's blocks with its children; those without room wait."""
         request_table = self._request_table
         for child in children:
             seats = self._max_num_seqs - len(request_table.running) - len(request_table.loading)
@@ -341,7 +337,6 @@ class Updater:
         )
 
     def _verdict_of_first(self, request: Request, token: int, number: int) -> Finish | None:
-        """Return the verdict on a first token whose request does not continue here."""
         finish = self._verdict(request, token, number)
         if not request.group.gates or (finish is not None and finish.reason is FinishReason.STOP):
             return finish
@@ -356,7 +351,6 @@ class Updater:
     def _follow(
         self, request: Request, token: int, finish: Finish | None, now: float
     ) -> Finish | None:
-        """Return the verdict on a constrained request's token; fail the request if not allowed."""
         constraint = request.constraint
         assert constraint is not None, "nothing to follow"
         if finish is not None and finish.reason is FinishReason.STOP:
@@ -373,7 +367,6 @@ class Updater:
         return finish
 
     def _emit_first(self, request: Request, first: FirstToken, finish: Finish | None) -> None:
-        """Emit a choice's first token, with the data sent once: see EngineCoreOutput."""
         told, request.prompt_logprobs = request.prompt_logprobs, None
         brought = isinstance(request.kv, Consume)
         num_cached = min(request.group.num_hit, request.num_prompt)
@@ -395,6 +388,5 @@ class Updater:
 
 
 def _in_order(request: Request, first: Sequence[FirstToken]) -> list[FirstToken]:
-    """Return first tokens in the order of the request's choices."""
     by_choice = {each.choice: each for each in first}
     return [by_choice[choice] for choice in request.choices]

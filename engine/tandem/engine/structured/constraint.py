@@ -187,7 +187,6 @@ class Constraint:
         return False
 
     def _allows(self, token: int) -> bool:
-        """Return whether the current mask allows ``token``."""
         mask = self._mask
         return mask is not None and bool(mask[token // 8] >> token % 8 & 1)
 
@@ -200,7 +199,6 @@ class Constraint:
         return after.is_terminated
 
     def fork(self) -> Constraint:
-        """Return the constraint of another choice at this position, whose mask is made."""
         self._shares = True
         forked = Constraint(
             self._grammar.copy(),
@@ -227,7 +225,6 @@ class Constraint:
         return not (busy or self._shares)
 
     def _make(self) -> None:
-        """Make the next mask, in a thread."""
         with self._starting:
             if self._dropped:
                 return
@@ -243,8 +240,6 @@ class Constraint:
             self._wake()
 
     def _next_mask(self) -> bytearray:
-        """Return the next mask; replace a grammar that earlier answers have exhausted. Runs in a
-        thread."""
         if not self._exhausted:
             try:
                 return make_mask(self._grammar, self._vocab_size, self._ends)
@@ -260,7 +255,6 @@ class Constraint:
 
 
 def _as_grammar_error(error: BaseException) -> GrammarError:
-    """Return the error of the request after its library's ``error``."""
     if isinstance(error, GrammarError):
         return error
     logger.error("a grammar could not be followed", exc_info=error)

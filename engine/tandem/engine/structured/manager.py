@@ -125,8 +125,6 @@ class StructuredOutputManager:
         return None if error is None else self.refusal(request, str(error))
 
     def refusal(self, request: Request, words: str) -> Refusal:
-        """Return the refusal of a request whose grammar cannot be followed, with the client's
-        field."""
         wanted = wanted_of(request.source)
         param, value = f"structured_outputs.{wanted.kind}", getattr(wanted, wanted.kind)
         error = InvalidParameter(param, value, words)
@@ -168,7 +166,6 @@ class StructuredOutputManager:
             backend.close()
 
     def _grammar_of(self, begun: _Begun) -> Future[Grammar]:
-        """Return an unused grammar; begin one if none is kept."""
         for at, (kept, grammar) in enumerate(self._kept):
             if kept == begun.wanted:
                 begun.waits, begun.reused = False, True
@@ -208,8 +205,6 @@ class StructuredOutputManager:
         forced: tuple[int, ...],
         begun: _Begun,
     ) -> None:
-        """Make a request's constraint once the grammar is compiled, in the compiling thread or the
-        step loop."""
         if not self._masking.put(partial(self._constrain, request, compiled, forced, begun)):
             begun.constraint.set_exception(NotNow(_CLOSED))
 
@@ -220,7 +215,6 @@ class StructuredOutputManager:
         forced: tuple[int, ...],
         begun: _Begun,
     ) -> None:
-        """Make a request's constraint in a thread; its forced tokens are followed first."""
         if request.seq not in self._begun:
             return  # ended meanwhile
         into = begun.constraint
@@ -237,8 +231,6 @@ class StructuredOutputManager:
         self._wake()
 
     def _reusing(self, request: Request, begun: _Begun, forced: tuple[int, ...]) -> Constraint:
-        """Use a grammar of other answers, none of which may end this one."""
-
         def renew(tokens: Sequence[int]) -> Grammar:
             begun.grammar = _done(self._compile(begun))
             renewed = begun.grammar.result().copy()
@@ -315,7 +307,6 @@ def _done(grammar: Grammar) -> Future[Grammar]:
 
 
 def _lowest(mask: bytearray) -> int:
-    """Return the first token that ``mask`` allows; there is one."""
     at = next(index for index, byte in enumerate(mask) if byte)
     return 8 * at + (mask[at] & -mask[at]).bit_length() - 1
 

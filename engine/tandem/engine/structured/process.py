@@ -67,7 +67,6 @@ class _Running:
         self.loaded: set[str] = set()
 
     def end(self) -> int:
-        """Kill it, and return its status."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(0.1)  # if it has closed a channel, its own status says more
         self.process.kill()

@@ -87,7 +87,6 @@ def _mentions(schema: Any, keyword: str) -> bool:
 
 
 def _drop_what_says_nothing(schema: dict[str, Any]) -> None:
-    """Drop keywords that require another one."""
     if "contains" not in schema:
         schema.pop("minContains", None)
         schema.pop("maxContains", None)
@@ -101,7 +100,6 @@ def _drop_what_says_nothing(schema: dict[str, Any]) -> None:
 
 
 def _count_in_integers(schema: dict[str, Any]) -> None:
-    """Write counts such as 2.0 as integers."""
     for key in _COUNTS & schema.keys():
         value = schema[key]
         if isinstance(value, float) and value.is_integer():
@@ -128,7 +126,6 @@ def _narrow_format(schema: dict[str, Any]) -> None:
 
 
 def _names_as_patterns(schema: dict[str, Any]) -> None:
-    """Rewrite ``propertyNames`` of a map, a list of names or an expression, as patterns."""
     names = schema.get("propertyNames")
     if names is True or names == {} or names == {"type": "string"}:
         del schema["propertyNames"]

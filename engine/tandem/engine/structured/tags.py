@@ -56,7 +56,6 @@ class TagGrammar:
         }
 
     def whole(self, expression: str) -> str:
-        """Return the grammar of the answers of ``expression``."""
         lark = "\n".join([f"start: {expression}", *self._rules])
         if not self._inner:
             return lark
@@ -166,7 +165,6 @@ class TagGrammar:
         return self._rule(f"{self.literal(_text(form, 'begin', at))} {self._rest(form, at)}")
 
     def _rest(self, tag: Mapping[str, Any], at: str) -> str:
-        """Return a tag after its beginning."""
         content, end = _given(tag, "content", at), _text(tag, "end", at)
         if end and isinstance(content, Mapping) and content.get("type") == "any_text":
             return self.until(end)
@@ -207,7 +205,6 @@ class TagGrammar:
 
 @lru_cache(maxsize=8)
 def _any_of(texts: tuple[str, ...]) -> re.Pattern[str]:
-    """Return a pattern of the first of ``texts``, the longest of those that begin there."""
     longest_first = sorted(filter(None, texts), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
@@ -311,7 +308,6 @@ def _schema(wanted: StructuredOutputsParams) -> Any:
 
 
 def _with_options(schema: Any, wanted: StructuredOutputsParams) -> dict[str, Any]:
-    """Return a schema that backends follow, with the white space between its tokens."""
     if schema is False:
         raise GrammarError("a schema that some value matches")
     if schema is True:

@@ -116,8 +116,6 @@ def capture(config: EngineConfig, runner: ModelRunner) -> None:
 def _graph_bytes(
     config: EngineConfig, runner: ModelRunner, device: torch.device, activations: int
 ) -> int:
-    """Return the bytes of graphs; their largest takes a part of the largest step's
-    ``activations``."""
     shapes = _shapes(config)
     largest = max((each.tokens for each in shapes), default=0)
     steps = len(shapes) * GRAPH_BYTES
@@ -136,7 +134,6 @@ def _bounds(config: EngineConfig, device: torch.device) -> BoundsStage:
 
 
 def _reads_device(config: EngineConfig) -> bool:
-    """Return whether attention is the reference's, which a graph cannot capture."""
     if config.gpu.attention_backend == Backend.TORCH.value:
         return True
     dtype: torch.dtype = getattr(torch, config.dtype)

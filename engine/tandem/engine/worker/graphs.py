@@ -152,7 +152,6 @@ class StepGraphs:
         return len(self._graphs)
 
     def offer(self, shapes: list[StepShape]) -> None:
-        """Set the classes that ``fit`` chooses from."""
         self._decodes = sorted((each for each in shapes if not each.chunks), key=_cost)
         self._others = sorted((each for each in shapes if each.chunks), key=_cost)
 
@@ -169,7 +168,6 @@ class StepGraphs:
 
     @property
     def sizes(self) -> tuple[StepSize, ...]:
-        """Return the sizes of all classes, in the order of ``fit``."""
         return tuple(StepSize(*each) for each in (*self._decodes, *self._others))
 
     def decodes(self) -> Iterator[tuple[StepShape, Tensor]]:
@@ -218,7 +216,6 @@ class SamplerGraphs:
         return len(self._graphs)
 
     def has(self, shape: StepShape) -> bool:
-        """Return whether the choices of this class are captured."""
         return (shape, SamplingKind.GREEDY, False) in self._graphs
 
     def replay(self, shape: StepShape, kind: SamplingKind, *, bounded: bool) -> Tensor:

@@ -174,7 +174,6 @@ class InputBatch:
             self.sampling.extend(row, (token,))
 
     def reserve(self, length: int) -> None:
-        """Extend each row to ``length`` tokens."""
         if length > self.tokens.shape[1]:
             wider = np.zeros(
                 (self.tokens.shape[0], max(length, 2 * self.tokens.shape[1])), np.int32

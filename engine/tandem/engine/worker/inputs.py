@@ -70,7 +70,6 @@ class StepRows:
 
     @cached_property
     def lens(self) -> NDArray[np.int64]:
-        """Return the tokens of each row after the step."""
         return self.first + self.counts
 
     @cached_property
@@ -263,7 +262,6 @@ class StepStager:
         return self._of(shape, fields, sequences, ends, kept, targets, padded=True)
 
     def stage_nothing(self, shape: StepShape) -> StepInputs:
-        """Return a step of ``shape`` that is all padding."""
         empty = StepRows.of((), self.batch)
         return self.stage(empty, None, (), lambda _: shape)
 

@@ -113,7 +113,6 @@ class LaunchedStep:
                 self.note(row.seq, token)
 
     def _spans(self) -> Iterator[tuple[StepRow, int, int]]:
-        """Yield each row with its range of samples: first, end."""
         at = 0
         for row in self.drawn:
             end = at + len(row.sample_choices)

@@ -90,7 +90,6 @@ def _of_host(root: Path) -> int:
 
 
 def _of_cgroup(level: Path, files: _Files) -> Available | None:
-    """Return the cgroup's free memory; None without a limit, as at the top."""
     try:
         limit = int((level / files.limit).read_text())
         used = int((level / files.usage).read_text())
@@ -140,7 +139,6 @@ def _levels(mount: Path, top: str, path: str) -> list[Path]:
 
 
 def _unescaped(text: str) -> str:
-    """Decode mountinfo's octal escapes."""
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
 
 
@@ -210,7 +208,6 @@ class HostBlocks:
             self.blocks[host].copy_(self._kv_cache[block], non_blocking=True)
 
     def _fill(self, load: BlockLoad) -> str | None:
-        """Queue a load's copies; return the reason if not all of them could be queued."""
         try:
             for host, block in load.blocks:
                 self._kv_cache[block].copy_(self.blocks[host], non_blocking=True)
@@ -277,7 +274,6 @@ class _Queue:
         return self._parts[-1].there if self._parts else None
 
     def _wait_for(self, blocks: AbstractSet[int], hosts: Collection[int]) -> None:
-        """Have the steps wait for all stores of these blocks, and to these host blocks."""
         parts = self._parts
         for at in range(len(parts) - 1, -1, -1):
             if not (parts[at].blocks.isdisjoint(blocks) and parts[at].hosts.isdisjoint(hosts)):

@@ -137,9 +137,7 @@ class StepColumns(Protocol):
     def index(self) -> Index: ...
 
     @property
-    def first(self) -> Index:
-        """Return the positions of the first tokens."""
-        ...
+    def first(self) -> Index: ...
 
     @property
     def counts(self) -> Index: ...
@@ -290,7 +288,6 @@ class Poolers:
     def _vectors(
         self, rows: Index, cursor: PoolingCursor, hidden: Tensor, head: Head
     ) -> PooledStep:
-        """Return results of rows with one vector each."""
         device = hidden.device
         sums = hidden.float()
         if (cursor.counts != 1).any():
@@ -336,7 +333,6 @@ class Poolers:
     def _of_tokens(
         self, wanted: PoolingMetadata, by_token: Flags, hidden: Tensor, head: Head
     ) -> tuple[tuple[SeqId, list[Tensor]], ...]:
-        """Return token vectors; keep those of unfinished prompts."""
         rows, cursor = wanted.rows, wanted.cursor
         counts = cursor.counts
         token_rows = np.repeat(rows, counts)
@@ -395,7 +391,6 @@ def _embeddings(states: Tensor, dims: Index, normalized: Flags) -> Tensor:
 
 
 def _where(flags: Flags, values: Tensor, made: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply ``made`` to the flagged rows; keep the others."""
     if flags.all():
         return made(values)
     if not flags.any():

@@ -113,7 +113,6 @@ def load_kernels(config: EngineConfig, runner: ModelRunner, device: torch.device
 
 
 def _run_step(config: EngineConfig, runner: ModelRunner, lengths: list[int]) -> None:
-    """Run whole prompts of these lengths in one step."""
     with steps(config, runner, rows=len(lengths), tokens=sum(lengths)) as run:
         run(lengths)
 
@@ -152,7 +151,6 @@ def steps(
 
 
 def _draw(config: EngineConfig, runner: ModelRunner, device: torch.device, count: int) -> None:
-    """Sample ``count`` rows in every way, and score a prompt."""
     hidden = _random_hidden(config, runner, device, count)
     every = tuple(range(config.facts.vocab_size))
     few = min(5, config.max_logprobs)

@@ -282,7 +282,6 @@ class ModelRunner:
         return self.model.forward(self.stager.token_ids(inputs), step, inputs.logits_indices)
 
     def _compute(self, plan: SchedulerOutput, launched: LaunchedStep) -> _Computed:
-        """Queue the step up to its hidden states."""
         rows = StepRows.of(plan.rows, self.batch, drafted=bool(plan.drafts))
         self.threads.set_for(rows.num_tokens)
         launched.drawn = [row for row in plan.rows if row.sample_choices]
@@ -311,7 +310,6 @@ class ModelRunner:
         launched.nearly = moment(self.stager.device)
 
     def _finish(self, launched: LaunchedStep, computed: _Computed | None) -> None:
-        """Queue the rest of the step, to the copies of its tokens."""
         if computed is not None:
             self._draw_all(computed)
         launched.moment = moment(self.stager.device)
@@ -343,7 +341,6 @@ class ModelRunner:
         drafted: SpecSamples | None,
         nearly: LastLayersQueued | None,
     ) -> tuple[Tensor, StepInputs]:
-        """Return hidden states of the sampled positions, then of ``more`` of the step's tokens."""
         indices: NDArray[np.int64] | None
         if drafted is not None:
             indices = drafted.tokens
@@ -382,7 +379,6 @@ class ModelRunner:
         return tokens
 
     def _alike(self, rows: StepRows, inputs: StepInputs) -> SamplingKind | None:
-        """Return the sampling kind of all rows, if a graph has that choice captured."""
         sampling = self.batch.sampling
         if rows.choices is None or not (inputs.padded and self.choices.has(inputs.shape)):
             return None
@@ -412,7 +408,6 @@ class ModelRunner:
         hidden: Tensor,
         targets: Tensor,
     ) -> None:
-        """Sample a token for each choice, keep those that continue, and copy all to the host."""
         index = rows.index[drawing]
         self._await_tokens_of(index, self.batch.sampling.needs_tokens)
         out = self.sampler.sample(
@@ -432,7 +427,6 @@ class ModelRunner:
     def _draw_drafted(
         self, launched: LaunchedStep, drafted: SpecSamples, hidden: Tensor, targets: Tensor
     ) -> None:
-        """Sample in a step whose rows also sample after drafts."""
         sampling = self.batch.sampling
         # After a draft, a row may need more tokens than for its next draw.
         self._await_tokens_of(drafted.rows, sampling.looks_back)
@@ -451,14 +445,12 @@ class ModelRunner:
         launched.logprobs = None if out.logprobs is None else out.logprobs.to_host()
 
     def _await_tokens_of(self, rows: NDArray[np.int64], needs: Callable[[int], bool]) -> None:
-        """Wait until the last step's tokens are known to rows that require them."""
         if self._last is None or not self.batch.sampling.follows_tokens:
             return
         if any(map(needs, rows.tolist())):
             self._last.wait_tokens()
 
     def _move_blocks(self, plan: SchedulerOutput) -> DeviceEvent | None:
-        """Begin the transfers by ``HostBlocks.begin``; find written blocks only for stores."""
         transfers, host = plan.transfers or _NOTHING, self.host
         if host is None:
             assert plan.transfers is None, "a plan moves blocks to host memory that is not there"
@@ -504,7 +496,6 @@ class ModelRunner:
 
 
 def _first_draws(drawn: Sequence[StepRow]) -> Iterator[int]:
-    """Yield the first sample of each row, by which its sequence continues."""
     at = 0
     for row in drawn:
         yield at

@@ -62,7 +62,6 @@ class WeightBuffer:
         return self._memory.tensor
 
     def free(self) -> None:
-        """Free the memory. May be called twice."""
         if self._memory is not None:
             self._memory.free()
             self._memory = None
@@ -125,7 +124,6 @@ def lies_on(device: torch.device, there: torch.device) -> bool:
 
 
 def _tensors(model: object) -> Iterator[Tensor]:
-    """Yield each tensor that ``model`` refers to, once."""
     seen: set[int] = set()
     left = [model]
     while left:
@@ -144,7 +142,6 @@ def _tensors(model: object) -> Iterator[Tensor]:
 
 
 def _bytes(storage: torch.UntypedStorage) -> Tensor:
-    """Return all of a storage as uint8."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
@@ -220,7 +217,6 @@ class RankMemory:
         logger.info("took %s again in %.1f s", ", ".join(tags), time.monotonic() - started)
 
     def close(self) -> None:
-        """Free host memory, at the rank's end."""
         self._parked = None
         self._room.free()
         if self._runner.host is not None:
@@ -232,7 +228,6 @@ class RankMemory:
         return self._device.type == "cuda"
 
     def _park(self, level: int, awake: set[SleepTag]) -> int:
-        """Move weights to host memory and free the KV cache, all or nothing."""
         parked = None
         if level == 1 and self._on_gpu and SleepTag.WEIGHTS in awake:
             self._check_room()
@@ -249,7 +244,6 @@ class RankMemory:
         return given
 
     def _check_room(self) -> None:
-        """Raise InvalidParameter if the host or the pod lacks room for the weights."""
         needed = weight_bytes(self._runner.model, self._device) - self._room.nbytes
         there = available()
         if needed > there.nbytes:
@@ -268,7 +262,6 @@ class RankMemory:
         return page_locked.give_back(kv_cache.memory)
 
     def _take_kv_cache(self) -> None:
-        """Restore the KV cache and a tier's blocks, all or nothing."""
         kv_cache, host = self._runner.kv_cache, None
         if self._host_blocks:
             host = HostBlocks(kv_cache.blocks, self._host_blocks)

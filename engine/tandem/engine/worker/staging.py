@@ -215,7 +215,6 @@ class StepBuffers:
         self._tails: dict[tuple[int, int, int], StepTail] = {}
 
     def here(self, host: HostBuffer) -> Fields[NDArray[Any]]:
-        """Return the fields to fill."""
         known = self._here[host.turn]
         if known is None:
             parts, _ = _cut_all(host.cut, self.staging.front, _field_sizes(self.shape))
@@ -252,7 +251,6 @@ class StepTail:
         self._copies: list[tuple[Tensor, Tensor] | None] = [None] * RING
 
     def here(self, host: HostBuffer) -> Tail[NDArray[Any]]:
-        """Return the tail to fill."""
         known = self._here[host.turn]
         if known is None:
             parts, _ = _cut_all(host.cut, self._first, self._sizes)

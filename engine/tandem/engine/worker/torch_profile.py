@@ -35,7 +35,6 @@ class TorchProfile:
     """Profiles of one rank."""
 
     def __init__(self, rank: int, *, on_gpu: bool, clock: Callable[[], float] = time.monotonic):
-        """``clock`` returns seconds."""
         self._rank = rank
         self._clock = clock
         self._activities = [ProfilerActivity.CPU]
@@ -96,7 +95,6 @@ class TorchProfile:
             self._writing.join(WRITE_SECONDS)
 
     def end(self) -> None:
-        """Stop a profile that is running; log its errors."""
         if self._running is None:
             return
         try:

@@ -98,7 +98,6 @@ def _wanted(config: EngineConfig, layout: KVLayout, device: torch.device, step_b
 
 
 def _device_bytes(config: EngineConfig, device: torch.device, step_bytes: int) -> int:
-    """Return the bytes left of the device's share after its content and the steps' memory."""
     free, total = torch.cuda.mem_get_info(device)
     allowed = int(total * config.cache.gpu_memory_utilization)
     return max(allowed - (total - free) - step_bytes, 0)
@@ -223,7 +222,6 @@ class Worker:
         return Capacity(blocks, layout, offloaded, name, runner.graphs.sizes)
 
     def _runner_of(self, model: CausalModel) -> ModelRunner:
-        """Return a runner over one block, before the number of blocks is known."""
         config = self._config
         group = config.layout.groups[0]
         seats = config.scheduler.max_num_seqs
@@ -272,7 +270,6 @@ class Worker:
         return self._profile.stop() if folder is None else self._profile.start(folder)
 
     def draw(self, masks: TokenMasks) -> None:
-        """Queue the samples of the step launched last, which awaits these masks."""
         self.runner.draw(masks)
 
     def kv_cache_blocks(self) -> torch.Tensor:

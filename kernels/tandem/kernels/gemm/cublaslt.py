@@ -78,7 +78,6 @@ class Multiply:
         """Rows that the layouts are set to."""
 
     def takes(self, x: Tensor, weight: Tensor) -> bool:
-        """Return whether both are dense, as the layouts require."""
         return x.is_contiguous() and weight.is_contiguous()
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:

@@ -22,7 +22,6 @@ class Shape:
 
     @property
     def key_bytes(self) -> int:
-        """Return the bytes of one token's K and V in a layer."""
         return 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
 
 

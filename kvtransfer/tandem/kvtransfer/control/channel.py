@@ -132,7 +132,6 @@ class Channel:
         raise NotImplementedError
 
     def on_item(self, item: Say | Drop | SetPeers, now: Millis) -> None:
-        """Handle an item of the transfer thread or the engine's thread."""
         raise NotImplementedError
 
     def on_due(self, now: Millis) -> None:
@@ -164,7 +163,6 @@ class Channel:
         return True
 
     def garbage(self) -> None:
-        """Count data that is not a frame."""
         self.metrics.garbage.labels("control").inc()
 
     # Turns of the threads.
@@ -233,13 +231,11 @@ class Channel:
         self._watched = None
 
     def unwatch(self, socket: Socket) -> None:
-        """Stop waking for a socket, if it was watched."""
         if socket in self._poller:
             self._poller.unregister(socket)
         self._watched = None
 
     def _descriptors(self) -> Sequence[int]:
-        """Return descriptors of the sockets; none while the control thread serves them."""
         found = self._watched
         if found is not None:
             return found
@@ -273,7 +269,6 @@ class Channel:
         self._end()
 
     def _stands_by(self) -> bool:
-        """Return whether the transfer thread serves the sockets, or did so recently."""
         if self._wanted:
             return True
         if self._lock.locked():
@@ -328,7 +323,6 @@ class Channel:
         return bool(said or ready) or late is not None
 
     def _say_all(self) -> bool:
-        """Handle queued items up to a Stop; return whether there was any."""
         items, now = self._inbox.take(), now_ms()
         for item in items:
             if isinstance(item, Stop):

@@ -100,12 +100,10 @@ class ControlClient(Channel):
         self._by_number: dict[LinkNumber, _Producer] = {}
 
     def next_wake(self) -> float:
-        """Return when the next beat or link is due."""
         due = [each.retry_at for each in self._producers.values() if each.link is None]
         return min([super().next_wake(), *due])
 
     def on_item(self, item: Say | Drop | SetPeers, now: Millis) -> None:
-        """Handle new peers, a message to send, or a link to drop."""
         if isinstance(item, SetPeers):
             self._set_peers(item.endpoints, now)
             return
@@ -153,7 +151,6 @@ class ControlClient(Channel):
                 self._send(producer, beat, now)
 
     def close_sockets(self) -> None:
-        """Send Reset to the producers, and report the ends of the links to the transfer thread."""
         for producer in self._producers.values():
             link = producer.link
             if link is not None and link.stands:
@@ -193,8 +190,6 @@ class ControlClient(Channel):
         return f"[{number}]:{port}" if found[0] is AddressFamily.AF_INET6 else f"{number}:{port}"
 
     def _try_to_connect(self, producer: _Producer, address: str, now: Millis) -> None:
-        """Connect, or log the error (no descriptor, invalid key) and retry later with the next
-        known key."""
         try:
             self._connect(producer, address, now)
         except (zmq.ZMQError, InvalidParameter) as error:

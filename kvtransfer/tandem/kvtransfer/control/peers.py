@@ -33,13 +33,11 @@ class PeerBook:
         """Ends of quarantines, also of peers that may be named again."""
 
     def is_up(self, peer: Incarnation) -> bool:
-        """Return whether a hand-off from this peer may start."""
         with self._lock:
             known = self._peers.get(peer)
         return known is not None and known.up
 
     def why_down(self, peer: Incarnation) -> str:
-        """Return why a peer is down, as text of a refusal."""
         with self._lock:
             known = self._peers.get(peer)
         return "no peer that is known" if known is None else known.reason
@@ -106,7 +104,6 @@ class PeerBook:
                 )
 
     def quarantine(self, peer: Incarnation, until: Millis) -> None:
-        """Keep a peer down until then, even if a probe passes."""
         self._quarantined_until.pop(peer, None)
         self._quarantined_until[peer] = until
         for old in list(self._quarantined_until)[:-MAX_REMEMBERED]:

@@ -112,7 +112,6 @@ class ControlServer(Channel):
                 self._listener.take(frame, now / 1000)
 
     def on_item(self, item: Say | Drop | SetPeers, now: Millis) -> None:
-        """Send a message on a link, or drop the link."""
         if isinstance(item, SetPeers):
             return
         link = self._links.get(item.link)
@@ -135,12 +134,10 @@ class ControlServer(Channel):
             self._listener.say(link, said)
 
     def on_tick(self, now: Millis, late: float = 0.0) -> None:
-        """Drop consumers that are silent or stand still; send the others a beat."""
         self._listener.drop_silent(now / 1000, late)
         self._listener.say_all(encode(self.beat()))
 
     def close_sockets(self) -> None:
-        """Send Reset to the consumers, and report the ends of the links to the transfer thread."""
         self._listener.say_all(encode(Reset("the worker ends")))
         for number, link in self._links.items():
             self._deliver(LinkDown(link.peer, number, self.problem or "the worker ends"))
@@ -168,7 +165,6 @@ class ControlServer(Channel):
         self._deliver(LinkUp(link.peer, number, welcome.card.connector))
 
     def deliver(self, link: Link, message: ForProducer) -> bool:
-        """Pass a message to the transfer thread; return False if it does not keep up."""
         return self.from_peer(FromPeer(link.peer, LinkNumber(link.number), message))
 
     def down(self, link: Link, reason: str) -> None:
@@ -188,7 +184,6 @@ class ControlServer(Channel):
 
 
 def _reachable(host: str) -> str:
-    """Return an address for peers: this machine's own instead of a wildcard."""
     if host not in ("0.0.0.0", "[::]", "*"):
         return host
     try:

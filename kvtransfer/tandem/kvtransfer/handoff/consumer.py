@@ -236,8 +236,6 @@ def _on_part(pull: Pull | None, event: PeerMessage, now: Millis, policy: Consume
 
 
 def _follows(pull: Pull, part: Part, policy: ConsumerPolicy) -> bool:
-    """Return whether a part is the next one of its item: whole announced blocks, of the link's
-    kind, that fit."""
     if pull.direct or part.group >= len(pull.items) or pull.num_tokens is None:
         return False
     form = pull.form or policy
@@ -254,7 +252,6 @@ def _follows(pull: Pull, part: Part, policy: ConsumerPolicy) -> bool:
 
 
 def _blocks(pull: Pull, flight: Flight, policy: ConsumerPolicy) -> tuple[int, ...]:
-    """Return D's own blocks for a part."""
     item, table = pull.items[flight.group], pull.tables[flight.group]
     return blocks_of(item, table, flight.start, flight.stop, policy.block_size)
 
@@ -319,12 +316,10 @@ def _on_read_failed(pull: Pull, event: ReadFailed, now: Millis, policy: Consumer
 
 
 def _freed(flight: Flight) -> list[Action]:
-    """Return the action that frees a finished part's slot, if it had one."""
     return [] if flight.slot is None else [Free(flight.slot)]
 
 
 def _writes_less(pull: Pull) -> Result:
-    """Close a FAILING pull after its last copy or unpack: its blocks are free then."""
     if pull.unpacking or pull.reading or pull.doubt is not None:
         return pull, []
     return _replace(pull, state=DState.CLOSED), [EmitEvent(BlocksFree(pull.key))]

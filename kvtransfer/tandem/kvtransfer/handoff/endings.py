@@ -74,7 +74,6 @@ def close(
 
 
 def _given_up(pull: Pull) -> tuple[tuple[Flight, ...], list[Action]]:
-    """Return the copies, which are waited for, and the quarantine of slots being read."""
     copying = tuple(each for each in pull.reading if each.slot is None)
     return copying, [Quarantine(each.slot) for each in pull.reading if each.slot is not None]
 

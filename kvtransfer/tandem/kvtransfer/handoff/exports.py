@@ -50,7 +50,6 @@ class ExportTable:
         self._timers = Timers()
 
     def apply(self, event: p_events.Event, now: Millis) -> list[Action]:
-        """Run the state machine on one event of one key."""
         if isinstance(event, ConsumerMessage) and self._is_one_too_many(event):
             gone = Gone(event.key, GoneReason.UNKNOWN)
             return [Count("p:too many expected"), Send(event.source, gone)]
@@ -62,13 +61,11 @@ class ExportTable:
         self.links.add(peer)
 
     def link_lost(self, peer: Incarnation, now: Millis) -> list[Action]:
-        """End the exports of a consumer whose link broke."""
         self.links.discard(peer)
         keys = [key for key, each in self.exports.items() if each.consumer == peer]
         return self._apply_all([p_events.LinkLost(key) for key in keys], now)
 
     def expire(self, now: Millis) -> list[Action]:
-        """Run the deadlines that have passed."""
         return self._apply_all(
             [p_events.Timeout(key) for key in self._timers.due(now, self._deadline)], now
         )
@@ -153,7 +150,6 @@ class ExportTable:
                 return
 
     def _feed(self, actions: list[Action], now: Millis) -> None:
-        """Grant free slots to the oldest key, as many as it may have, then to the next."""
         if not self._hungry or not self.ring.free:
             return
         for key in self._age.order(self._hungry):

@@ -50,7 +50,6 @@ class ImportTable:
         """Whether parts of some pull need no slot."""
 
     def apply(self, event: d_events.Event, now: Millis) -> list[Action]:
-        """Run the state machine on one event of one key."""
         actions = self._step(event, now)
         self._feed(actions, now)
         return actions
@@ -96,13 +95,11 @@ class ImportTable:
         self.links.add(peer)
 
     def link_lost(self, peer: Incarnation, reason: str, now: Millis) -> list[Action]:
-        """End the pulls of a producer whose link broke."""
         self.links.discard(peer)
         keys = [key for key, each in self.pulls.items() if each.producer == peer]
         return self._apply_all([d_events.LinkLost(key, reason) for key in keys], now)
 
     def expire(self, now: Millis) -> list[Action]:
-        """Run the deadlines that have passed."""
         return self._apply_all(
             [d_events.Timeout(key) for key in self._timers.due(now, self._deadline)], now
         )
@@ -182,7 +179,6 @@ class ImportTable:
             del self._open_with[known.producer]
 
     def _feed(self, actions: list[Action], now: Millis) -> None:
-        """Grant free slots to queued parts, those of the oldest key first; copies need none."""
         if not self._hungry or not (self.ring.free or self._has_direct):
             return
         for key in self._age.order(self._hungry):

@@ -106,7 +106,6 @@ def _on_admit(export: Export | None, event: Admit, now: Millis, policy: Producer
 
 
 def _admit_late(export: Export) -> Result:
-    """Revoke a key that the engine admitted after its end."""
     if export.engine_holds:
         return export, [Count("p:admitted twice")]
     message = f"the hand-off had ended before it was admitted: {why(export)}"

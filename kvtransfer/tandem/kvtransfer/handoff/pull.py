@@ -97,7 +97,6 @@ class Pull(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unpacked(self) -> int:
-        """Return the received tokens of the first item."""
         return self.reached[0] - begin(self.items[0], self.start or 0) if self.reached else 0
 
 

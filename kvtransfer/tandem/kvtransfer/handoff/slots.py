@@ -61,7 +61,6 @@ class SlotRing:
         return self._quarantined
 
     def has_room(self, peer: Incarnation) -> bool:
-        """Return whether ``take`` has a slot for this peer."""
         return bool(self._free) and self._held.get(peer, 0) < self.per_peer
 
     def take(self, peer: Incarnation, key: RequestKey, index: int) -> int:

@@ -26,7 +26,6 @@ class Age:
         self._numbers.pop(key, None)
 
     def order(self, keys: Iterable[RequestKey]) -> list[RequestKey]:
-        """Return the known keys, the oldest first."""
         return sorted(keys, key=self._numbers.__getitem__)
 
     def copy(self) -> Age:

@@ -200,7 +200,6 @@ class HostSlotsOfDevice(_OnStream):
         return self._stream.mark()
 
     def _stage(self, slot: int, nbytes: int) -> Tensor:
-        """Return the oldest stage, for a slot's payload."""
         at, self._next = self._next, (self._next + 1) % len(self._stages)
         self._staged = {each: stage for each, stage in self._staged.items() if stage != at}
         self._staged[slot] = at

@@ -144,7 +144,6 @@ class PartPacking(Packing):
         return kv_cache.shape[1] // self.parts
 
     def pack(self, kv_cache: Tensor, ids: Tensor, payload: Tensor) -> None:
-        """Gather the parts ``ids``."""
         pack_parts(kv_cache, ids, payload, self.rows)
 
     def unpack(self, payload: Tensor, ids: Tensor, kv_cache: Tensor) -> None:

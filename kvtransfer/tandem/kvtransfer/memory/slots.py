@@ -120,7 +120,6 @@ class SlotMemory:
 
     @property
     def _pinned(self) -> bool:
-        """Return whether the memory is page-locked, so that a GPU copies without the processor."""
         return False
 
     def _allocate(self, count: int, slot_bytes: int) -> Tensor:
@@ -155,11 +154,9 @@ class SlotMemory:
         return 0 <= slot < self.count and 0 < nbytes <= self.slot_bytes - rest
 
     def read(self, slot: int, nbytes: int) -> bytes:
-        """Return a copy of the first ``nbytes`` of a slot."""
         return bytes(self.view(slot, nbytes))
 
     def write(self, slot: int, data: bytes) -> None:
-        """Overwrite the start of a slot."""
         self.view(slot, len(data))[:] = data
 
     def pack(

@@ -69,7 +69,6 @@ class ConsumerMover(LinkedMover):
         return sum(each.held_bytes for each in self._resting)
 
     def take(self, item: ConsumerItem, now: Millis) -> list[Action]:
-        """Handle an item of the engine or a link, in the order of arrival."""
         if isinstance(item, FromPeer):
             return self._take_message(item, now)
         if isinstance(item, LinkUp):
@@ -170,7 +169,6 @@ class ConsumerMover(LinkedMover):
         return []
 
     def start_read(self, item: Read, now: Millis, check: Check = Check.HEADER) -> None:
-        """Begin a read; ``work`` polls it to its end."""
         self.reads.start(item, self._welcomes[item.peer], self.slots_to(item.peer), check)
         self.active()
 
@@ -220,7 +218,6 @@ class ConsumerMover(LinkedMover):
     def _over(
         self, read: Read, now: Millis, fault: FailCause | None = None, message: str = ""
     ) -> list[Action]:
-        """Handle a terminal read."""
         if read.slot is not None:
             return self.table.read_ended(read.slot, now, fault, message)
         actions = self.table.copy_ended(read.key, read.index, now, fault, message)

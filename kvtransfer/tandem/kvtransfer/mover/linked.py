@@ -57,7 +57,6 @@ class Ends:
         return self._uncut.get(peer, "")
 
     def form(self, peer: Incarnation) -> Form | None:
-        """Return the form of the parts or copies of a link."""
         return self._forms[peer]
 
     def block_size(self, peer: Incarnation) -> int | None:
@@ -113,7 +112,6 @@ class Ways:
         self._peers: dict[Incarnation, _Known] = {}
 
     def worked(self, peer: Incarnation, way: str) -> None:
-        """Record that the link passed its probe by this way."""
         known, level = self._of(peer), self._level[way]
         known.level = level if known.level is None else min(level, known.level)
         if known.missed is not None and level <= self._level[known.missed]:
@@ -220,19 +218,15 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
         self._observe_ways()
 
     def start_read(self, item: Read, now: Millis, check: Check = Check.HEADER) -> None:
-        """Begin a read, which is polled to its end."""
         raise NotImplementedError
 
     def transport_to(self, peer: Incarnation) -> Transport:
-        """Return the transport by which the peer is read."""
         return self.parts.transports[self._welcomes[peer].connector]
 
     def slots_to(self, peer: Incarnation) -> SlotMemory:
-        """Return the slots into which the peer is read."""
         return self._slots.of(self.transport_to(peer).traits)
 
     def welcome_of(self, peer: Incarnation) -> ProducerCard | None:
-        """Return the peer's WELCOME while its link is up."""
         return self._welcomes.get(peer)
 
     def usable(self, peer: Incarnation, bytes_per_s: float) -> None:
@@ -276,7 +270,6 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
         self.drop(peer, f"quarantined: {reason}", rest)
 
     def _end(self, problem: str) -> None:
-        """End the links, so that producers keep no lease for this worker."""
         super()._end(problem)
         if self.control is not None:
             self.control.post(SetPeers(()))
@@ -322,12 +315,10 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
         self.drop(peer, reason, without=connector, without_ms=pause)
 
     def _is_given_up(self, peer: Incarnation) -> bool:
-        """Return whether the current link was given up and only its ``LinkDown`` is missing."""
         link = self._links.get(peer)
         return link is not None and self._given_up.get(peer) == link
 
     def _come_back(self, now: Millis) -> None:
-        """Make idle links again whose better way is due."""
         for peer, connector in self.ways.due(now):
             if peer not in self.table.links or self.table.is_pulling(peer):
                 continue

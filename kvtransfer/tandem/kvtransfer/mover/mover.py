@@ -128,7 +128,6 @@ class MoverParts:
         )
 
     def packing(self, form: Form | None, block_ids: Sequence[int], start: int, stop: int) -> Packed:
-        """Return the packing of tokens [start, stop) in these blocks."""
         group = self.layout.groups[0]
         ids = part_ids(block_ids, start, stop, group.block_size, form)
         return Packed(packing_of(form, group), ids)
@@ -145,7 +144,6 @@ class MoverParts:
         return {name: each for name, each in found if each.traits.lands_in is Region.BLOCKS}
 
     def blocks(self) -> Blocks | None:
-        """Return the KV cache, for transports that read or write it."""
         if not self.direct:
             return None
         shared = any(each.traits.maps_memory for each in self.direct.values())
@@ -196,7 +194,6 @@ class Mover(Generic[Item, Event]):
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, close the transports."""
         self.inbox.put(None)
         if self._thread.is_alive():
             self._thread.join(STOP_SECONDS)
@@ -209,7 +206,6 @@ class Mover(Generic[Item, Event]):
         return self.problem is None
 
     def events(self) -> list[Event]:
-        """Return the new events, for the engine's thread."""
         events = []
         while self._outbox:  # only this thread takes
             events.append(self._outbox.popleft())
@@ -282,7 +278,6 @@ class Mover(Generic[Item, Event]):
         self._told = True
 
     def active(self) -> None:
-        """Record that bytes moved: naps are short for a while."""
         self._active_at = time.monotonic()
 
     def stay_awake(self) -> None:
@@ -352,7 +347,6 @@ class Mover(Generic[Item, Event]):
         return True
 
     def _let_go(self) -> None:
-        """Send queued messages, and yield the interpreter to the engine's thread after an event."""
         if self._said and not self.engine_first:
             self._send()
         if self._told:

@@ -48,7 +48,6 @@ class Phases:
         self._outcomes: Counter[str] = Counter()
 
     def begin(self, key: RequestKey) -> None:
-        """Record OPEN."""
         self._at[key] = {"open": time.monotonic()}
         self._parts[key] = []
 
@@ -62,7 +61,6 @@ class Phases:
             parts.append(Note("part", now - seconds, now, nbytes))
 
     def unpacked(self, seconds: float) -> None:
-        """Record a verified part in D's blocks."""
         self._seen.append(("unpack", seconds))
 
     def wanted(self, key: RequestKey) -> None:
@@ -70,7 +68,6 @@ class Phases:
         self._step(key, "want", "reserve", since="ready")
 
     def sent(self, message: object) -> None:
-        """Record a message of D."""
         if isinstance(message, Done) and message.ok:
             self._step(message.key, "done")
 

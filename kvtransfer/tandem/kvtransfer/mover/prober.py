@@ -74,29 +74,19 @@ class Links(Protocol):
     table: ImportTable
     book: PeerBook
 
-    def transport_to(self, peer: Incarnation) -> Transport:
-        """Return the transport by which the peer is read."""
-        ...
+    def transport_to(self, peer: Incarnation) -> Transport: ...
 
-    def slots_to(self, peer: Incarnation) -> SlotMemory:
-        """Return the slots into which the peer is read."""
-        ...
+    def slots_to(self, peer: Incarnation) -> SlotMemory: ...
 
-    def welcome_of(self, peer: Incarnation) -> ProducerCard | None:
-        """Return the peer's WELCOME while its link is up."""
-        ...
+    def welcome_of(self, peer: Incarnation) -> ProducerCard | None: ...
 
-    def say(self, peer: Incarnation, message: Message) -> None:
-        """Send on the current link."""
-        ...
+    def say(self, peer: Incarnation, message: Message) -> None: ...
 
     def start_read(self, item: Read, now: Millis, check: Check = ...) -> None:
         """Begin a read, whose end calls ``Prober.read_ended``."""
         ...
 
-    def usable(self, peer: Incarnation, bytes_per_s: float) -> None:
-        """Report a passed probe with this rate."""
-        ...
+    def usable(self, peer: Incarnation, bytes_per_s: float) -> None: ...
 
     def fall(
         self,
@@ -188,14 +178,12 @@ class Prober:
         return []
 
     def rest(self, now: Millis) -> float | None:
-        """Return the seconds until a probe is to be checked."""
         if self._probing:
             return 0.1
         due = min((each.at for each in self._unused.values() if each.at is not None), default=None)
         return None if due is None else max(0.0, (due - now) / 1000)
 
     def read_ended(self, read: Read, done: bool, now: Millis) -> list[Action]:
-        """Handle the terminal read of a pattern."""
         mover = self._mover
         probing = self._probing.pop(read.peer, None)
         right = done and self._is_right(read)
@@ -214,7 +202,6 @@ class Prober:
         return actions
 
     def _fail(self, peer: Incarnation, reason: str, now: Millis) -> None:
-        """Close the link, as the pattern did not come. An agent may be replaced by another."""
         by_agent = self._mover.transport_to(peer).traits.by_agent
         self._mover.fall(peer, reason, now, may_come=by_agent)
 

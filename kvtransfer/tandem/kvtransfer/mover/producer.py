@@ -253,7 +253,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
             memory.write(slot, pattern(self.parts.incarnation, self._pattern_bytes))
 
     def take(self, item: ProducerItem, now: Millis) -> list[Action]:
-        """Return the answer to a HELLO with these transports, or why not. Control thread only."""
+        """Handle an item of the engine or a link, in the order of arrival."""
         if isinstance(item, FromPeer):
             return self._take_message(item, now)
         if isinstance(item, LinkUp):
@@ -285,7 +285,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         return self.table.apply(item, now)
 
     def _wake_for(self, export: Export) -> None:
-        """Handle an item of the engine or a link, in the order of arrival."""
+        """Send READY again shortly before the prompt's last KV is written, to wake D's threads."""
         self.stay_awake()
         if export.opened and export.begun and export.state is PState.COMPUTING:
             self.say(export.consumer, say_ready(export, self.table.policy))
@@ -311,7 +311,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         return self.table.link_lost(item.peer, now)
 
     def execute(self, action: Action, now: Millis) -> list[Action]:
-        """Send READY again shortly before the prompt's last KV is written, to wake D's threads."""
+        """Send and report at once; packs are queued, so that messages do not wait for them."""
         if isinstance(action, Send):
             if isinstance(action.message, Committed) and not action.message.key.is_pull:
                 self.metrics.endings_of("producer", "committed").inc()
@@ -340,15 +340,13 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         self._gave(len(action.block_ids) * self.parts.layout.groups[action.group].block_bytes)
 
     def work(self, now: Millis) -> list[Action]:
-        """Send and report at once; packs are queued, so that messages do not wait for them."""
+        """Continue fences, finished packs and one more, the peers' reads, deadlines."""
         actions = self._see_fences(now)
         if self._packs.waits:
             actions += self._begin_pack(self._packs.next(), now)
         if self._packs.under_way:
             actions += self._see_packs(now)
-        for transport in (
-            self._needs_advance
-        ):  # Continue fences, finished packs and one more, the peers' reads, deadlines.
+        for transport in self._needs_advance:  # always: reads that D gave up must end, too
             transport.advance()
         due = self.table.next_deadline()
         if due is not None and due <= now:
@@ -371,7 +369,8 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         ]
 
     def _begin_pack(self, item: Pack, now: Millis) -> list[Action]:
-        """always: reads that D gave up must end, too"""
+        """Begin to pack, unless the hand-off has ended: its blocks may be reused or released
+        then."""
         export = self.table.exports.get(item.key)
         if export is None or export.state is PState.GONE:
             return self.table.apply(p_events.Packed(item.key, item.index, ok=False), now)
@@ -388,14 +387,13 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         return actions
 
     def _gave(self, nbytes: int) -> None:
-        """Begin to pack, unless the hand-off has ended: its blocks may be reused or released
-        then."""
+        """Count bytes that D may read: a part, or a chunk's blocks."""
         self.parts.board.transfers += 1
         self.metrics.moved("producer", nbytes)
         self.active()
 
     def rest(self, now: Millis) -> float | None:
-        """Count bytes that D may read: a part, or a chunk's blocks."""
+        """Return the seconds to the next deadline, or a nap while work is under way."""
         if self._packs.waits:
             return 0
         naps = [self.until(self.table.next_deadline(), now)]
@@ -408,7 +406,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         return min((each for each in naps if each is not None), default=None)
 
     def _end(self, problem: str) -> None:
-        """Return the seconds to the next deadline, or a nap while work is under way."""
+        """Clear all tags before the engine takes its blocks back, and drop the links."""
         if self.blocks is not None:
             self.blocks.tags.clear_all()
         self._over = problem
@@ -418,7 +416,6 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         super()._end(problem)
 
     def observe(self) -> None:
-        """Clear all tags before the engine takes its blocks back, and drop the links."""
         ring = self.table.ring
         self.metrics.slots_of("producer", "free").set(ring.free)
         self.metrics.slots_of("producer", "held").set(len(ring) - ring.free)

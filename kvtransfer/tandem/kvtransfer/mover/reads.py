@@ -116,7 +116,6 @@ class Unpacks:
         return found
 
     def _judged(self) -> list[Emptied]:
-        """Return the faulty parts; begin to unpack the others."""
         wrong = []
         while self._inspected and self._inspected[0][2].done():
             item, started, inspection = self._inspected.popleft()
@@ -136,7 +135,6 @@ class Unpacks:
         return wrong
 
     def _no_room(self, item: Unpack, started: float, error: torch.OutOfMemoryError) -> None:
-        """Fail only this part's hand-off, after its queued work."""
         logger.warning("part %d of %s cannot be unpacked: %s", item.index, item.key, error)
         fault = FailCause.INTERNAL, "the device has no room to unpack a part"
         self._moved.append((item, started, self._memory.mark(), fault))
@@ -331,7 +329,6 @@ class Reads:
         return watch(self._moments(), lambda: until() or any(e.stirs() for e in self._timed))
 
     def wakers(self) -> list[int]:
-        """Return sockets with answers under way, if every read has one."""
         found: list[int] = []
         for name in {name for name, _ in self._open}:
             descriptors = self._transports[name].filenos()

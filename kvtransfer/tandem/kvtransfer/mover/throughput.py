@@ -95,7 +95,6 @@ class Throughput:
         self._told = self._open.pop(key, None) is None and self._told
 
     def moved(self, peer: Incarnation, nbytes: int, seconds: float) -> None:
-        """Record one part that was read."""
         link = self._links.setdefault(peer, _Link())
         link.moved, link.used_at = link.moved + nbytes, self._clock()
         link.best_read = max(link.best_read, nbytes / max(seconds, 1e-6))

@@ -207,7 +207,6 @@ def open_ring(where: str, descriptor: int, size: int) -> Ring:
 
 
 def _check_device_memory(descriptor: int) -> None:
-    """Raise TransportError for what cannot be a descriptor of a GPU's memory."""
     try:
         device.check_descriptor(descriptor)
     except DeviceMemoryError as error:
@@ -215,7 +214,6 @@ def _check_device_memory(descriptor: int) -> None:
 
 
 def _index_of(where: str) -> int:
-    """Return the number of a GPU in this process. Raises TransportError."""
     try:
         for index in range(torch.cuda.device_count()):
             if str(torch.cuda.get_device_properties(index).uuid) == where:
@@ -251,7 +249,6 @@ class Producer:
             raise
 
     def close(self) -> None:
-        """Release the memory after the last copy from it."""
         self._closed = True
         if not self.under_way:
             for each in self.sources.values():
@@ -259,7 +256,6 @@ class Producer:
             self.tags = None
 
     def copy_ended(self) -> None:
-        """Record the end of a copy that used the memory."""
         self.under_way -= 1
         if self._closed:
             self.close()
@@ -282,13 +278,11 @@ class Consumer:
         self._closed = False
 
     def close(self) -> None:
-        """Release the slots after the last copy into them."""
         self._closed = True
         if not self.under_way:
             self.ring.close()
 
     def copy_ended(self) -> None:
-        """Record the end of a copy that used the memory."""
         self.under_way -= 1
         if self._closed:
             self.close()
@@ -394,7 +388,6 @@ def _batch_of(request: Copy, slot_bytes: int) -> Batch:
 
 
 def _is_within(request: Copy, batch: Batch, producer: Producer, consumer: Consumer) -> bool:
-    """Return whether all bytes are the producer's, fit the one slot and, if blocks, have tags."""
     if len(request.places) * request.size > consumer.slot_bytes:
         return False
     if request.slot >= consumer.num_slots:

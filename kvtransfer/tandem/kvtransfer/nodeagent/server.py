@@ -170,11 +170,9 @@ class InTurn(Generic[Who, What]):
         """Number of requests that have not begun."""
 
     def __bool__(self) -> bool:
-        """Return whether one may begin."""
         return any(self._may(who) for who in self._waiting)
 
     def add(self, who: Who, what: What) -> None:
-        """Queue a request after the others of ``who``."""
         self._waiting.setdefault(who, deque()).append(what)
         self.waiting += 1
 
@@ -280,7 +278,6 @@ class NodeAgent:
         return True
 
     def _pause(self) -> None:
-        """Sleep while copies run, until a message comes or a poll is due."""
         if not self._running or self._in_turn:
             return
         moments = [copy.mark.due for _, copy in self._running]
@@ -332,7 +329,6 @@ class NodeAgent:
             caller.ended = True
 
     def _take(self, caller: Caller, message: ToAgent, files: list[int]) -> None:
-        """Handle a message. Raises Garbage for one out of order."""
         if isinstance(message, Status):
             caller.say(Counts(self.status()))
             return
@@ -353,7 +349,6 @@ class NodeAgent:
         caller.ended = True
 
     def _register(self, caller: Caller, said: Give | Take, files: list[int]) -> str | None:
-        """Register a caller, or return why not."""
         if said.version != VERSION:
             return f"the worker speaks version {said.version}, the agent {VERSION}"
         try:
@@ -428,7 +423,6 @@ def _may_begin(caller: Caller) -> bool:
 
 
 def _listen(path: Path, group: int | None) -> socket.socket:
-    """Open the agent's socket, replacing a dead one. Raises TransportError."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:

@@ -112,7 +112,6 @@ class HandoffConsumer:
         return self.ended() is None and self._mover.book.is_up(producer)
 
     def why_down(self, producer: Incarnation) -> str:
-        """Return why ``peer_up`` is False."""
         return self.ended() or self._mover.book.why_down(producer)
 
     def peer_health(self) -> tuple[PeerHealth, ...]:
@@ -188,8 +187,6 @@ class HandoffConsumer:
                 self._writing.add(event.key)
 
     def _endings(self) -> list[ConsumerEvent]:
-        """End every key after the transfer thread has ended. Blocks that a device may still write
-        are never free."""
         why, left = self._mover.problem or "", self._mover.written
         endings: list[ConsumerEvent] = [BlocksFree(key) for key in self._writing - left]
         endings += [
@@ -203,11 +200,9 @@ class HandoffConsumer:
     # State.
 
     def has_pending(self) -> bool:
-        """Return whether a key is open, or blocks are still written."""
         return bool(self._open or self._writing)
 
     def leased_blocks(self) -> int:
-        """Return 0: a decode worker leases no blocks."""
         return 0
 
     def progress(self) -> int:

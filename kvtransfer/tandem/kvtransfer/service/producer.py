@@ -88,14 +88,12 @@ class Quota:
         return True
 
     def start(self, key: RequestKey) -> None:
-        """Count the key's blocks as held, also without ``may_start``."""
         if key in self._admitted and key not in self._started:
             self._started.add(key)
             self._waiting.discard(key)
             self.num_started += self._admitted[key]
 
     def release(self, key: RequestKey) -> None:
-        """Remove the key's blocks from the counts."""
         num_blocks = self._admitted.pop(key, 0)
         self.num_admitted -= num_blocks
         if key in self._started:
@@ -306,30 +304,24 @@ class HandoffProducer:
         return self._quota.is_short
 
     def has_pending(self) -> bool:
-        """Return whether a key is admitted and not released."""
         return len(self._quota) > 0
 
     def leased_blocks(self) -> int:
-        """Return the blocks of hand-offs that run or are leased."""
         return self._quota.num_started
 
     def set_peers(self, controls: Mapping[str, Incarnation]) -> None:
         """Do nothing: decode workers connect by themselves."""
 
     def peer_health(self) -> tuple[PeerHealth, ...]:
-        """Return none: the decode workers judge links."""
         return ()
 
     def consumers(self) -> frozenset[Incarnation]:
-        """Return the decode workers whose link is up."""
         return self._mover.links
 
     def progress(self) -> int:
-        """Return a counter that grows while parts are packed."""
         return self._board.transfers
 
     def expected(self) -> float:
-        """Return inf: no KV comes here."""
         return math.inf
 
     def keeps_awake(self) -> str | None:
@@ -348,7 +340,6 @@ class HandoffProducer:
         """Do nothing."""
 
     def note_progress(self, engine_step: int, has_work: bool) -> None:
-        """Record a step of the engine's loop for the beats."""
         self._board.note_engine(has_work)
 
     def ended(self) -> str | None:

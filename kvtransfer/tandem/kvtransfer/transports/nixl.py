@@ -114,7 +114,6 @@ class NixlTransport:
         self._doubted: set[Ticket] = set()
 
     def serve(self, memory: SlotMemory, blocks: Blocks | None = None) -> bytes:
-        """Register the slots and return the card."""
         self._register(memory)
         metadata: bytes = self._agent.get_agent_metadata()
         return msgspec.msgpack.encode(
@@ -129,7 +128,6 @@ class NixlTransport:
         )
 
     def receive(self, memory: SlotMemory, blocks: Blocks | None = None) -> None:
-        """Register the slots."""
         self._register(memory)
 
     def _register(self, memory: SlotMemory) -> None:
@@ -158,7 +156,6 @@ class NixlTransport:
         self._links[peer] = remote
 
     def read(self, peer: Incarnation, extents: Sequence[Extent]) -> Ticket:
-        """Post one READ of all extents."""
         ticket = Ticket(next(self._tickets))
         remote = self._links.get(peer)
         card = None if remote is None else remote.card
@@ -221,7 +218,6 @@ class NixlTransport:
         return Progress.DONE if state == "DONE" else Progress.FAILED
 
     def tags_of(self, ticket: Ticket) -> bytes:
-        """Return no tags: reads of this transport use slots."""
         return b""
 
     def advance(self) -> None:
@@ -258,7 +254,6 @@ class NixlTransport:
 
 
 def _lies_in(card: NixlCard, extent: Extent) -> bool:
-    """Return whether the peer's slots contain these bytes."""
     return extent.remote.offset + extent.nbytes <= card.count * card.slot_bytes
 
 

@@ -63,7 +63,6 @@ class Link:
         self._next = 0
 
     def ask(self, ticket: Ticket, extents: Sequence[Extent]) -> bool:
-        """Request all extents; return False on a broken link."""
         stripes: list[list[tuple[int, int, int]]] = [[] for _ in self.streams]
         for each in extents:
             pieces = max(1, min(len(stripes), each.nbytes // _STRIPE))
@@ -161,7 +160,6 @@ class Stream:
                 self.sock = None
 
     def _open(self, lookup: Lookup) -> bool:
-        """Begin to connect once the address is known."""
         found = lookup.poll()
         if found is None or self._closed:
             return False
@@ -234,7 +232,6 @@ class Receiver:
         self.wake()
 
     def wake(self) -> None:
-        """Wake the thread to send."""
         self._bell.wake()
 
     def stop(self) -> None:
@@ -251,7 +248,6 @@ class Receiver:
                 self._advance(stream)
 
     def _wait(self) -> list[Stream]:
-        """Wait for streams with something to do and return them."""
         poller, by_number, looks = select.poll(), dict[int, Stream](), list[Stream]()
         poller.register(self._bell.fileno(), select.POLLIN)
         for stream in self._streams:
@@ -316,7 +312,6 @@ class TcpTransport:
         self._progress: dict[Ticket, Progress] = {}
 
     def serve(self, memory: SlotMemory, blocks: Blocks | None = None) -> bytes:
-        """Start the server's threads."""
         first, num = self._ports
         self._server = TcpServer(
             memory,
@@ -331,7 +326,6 @@ class TcpTransport:
         return encode_card(TcpCard(self._server.port, self._server.secret, self._incarnation))
 
     def receive(self, memory: SlotMemory, blocks: Blocks | None = None) -> None:
-        """Start the threads by which reads land here."""
         count = range(self._num_streams)
         self._receivers = [Receiver(index, memory, self._ended) for index in count]
 
@@ -356,7 +350,6 @@ class TcpTransport:
         return ticket
 
     def poll(self, ticket: Ticket) -> Progress:
-        """Return the state of a read, as reported by the threads."""
         self._take()
         progress = self._progress[ticket]
         if progress is not Progress.PENDING:
@@ -364,11 +357,9 @@ class TcpTransport:
         return progress
 
     def tags_of(self, ticket: Ticket) -> bytes:
-        """Return no tags: reads of this transport use slots."""
         return b""
 
     def advance(self) -> None:
-        """Take the results of the threads."""
         self._ended.hush()
         self._take()
 

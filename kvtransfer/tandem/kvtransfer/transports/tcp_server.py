@@ -126,7 +126,6 @@ class _Sender:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and close every connection."""
         self.take_over(None)
         self._thread.join(timeout=5.0)
         self._bell.close()
@@ -150,7 +149,6 @@ class _Sender:
             self._selector.close()
 
     def _turn(self) -> bool:
-        """Serve what is due; return False if the thread must end."""
         for key, events in self._selector.select(1.0 if self._is_waiting() else None):
             if key.fileobj is self._bell:
                 self._bell.hush()
@@ -166,7 +164,6 @@ class _Sender:
         return True
 
     def _is_waiting(self) -> bool:
-        """Return whether a deadline is pending that no descriptor signals."""
         return any(not peer.greeted for peer in self._peers)
 
     def _accept(self) -> None:
@@ -273,7 +270,6 @@ class TcpServer(_Sender):
         super().start()
 
     def stop(self) -> None:
-        """End the threads and close every connection."""
         super().stop()
         for each in self._others:
             each.stop()

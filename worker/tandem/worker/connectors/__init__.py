@@ -1,1 +1,2 @@
-"""Connectors between the engine and kvtransfer: hand-offs, and pulls and loans of cached prefixes."""
+"""Connectors between the engine and kvtransfer: hand-offs, and pulls and loans of cached
+prefixes."""

@@ -73,7 +73,6 @@ class DecodeConnector:
             self._consumer.begin_load(request.key, block_ids, tokens.start, tokens.stop, hashes)
 
     def _hashes(self, request: Request, num_tokens: int) -> Sequence[BlockHash]:
-        """Return the hashes of full blocks in the producer's block size, which may differ."""
         peers = self._consumer.hashed_as(request.key)
         size, source = peers.layout.block_size, request.source
         if size == request.group.block_size:
@@ -100,7 +99,6 @@ class DecodeConnector:
         """Do nothing: a decode worker exports no KV."""
 
     def finished(self, request: Request, why: str) -> Hold:
-        """Stop a pull that has not ended; its blocks stay until nothing writes them."""
         pull = self._pulls.get(request.key)
         if pull is None:
             return Hold.FREE

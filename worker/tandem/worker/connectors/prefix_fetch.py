@@ -301,7 +301,6 @@ class PullConnector:
         return Loaded(pull.key, (), notes=event.notes)
 
     def _answer_missed(self, pull: _Pull) -> LoadMissed | Released:
-        """Return the end of a pull after its last write."""
         pull.settled = pull.over = True
         return self._released(pull) if pull.let_go else LoadMissed(pull.key)
 
@@ -345,7 +344,6 @@ class LendConnector:
         metrics.lent_blocks.set_function(lambda: self.num_lent)
 
     def lend_from(self, cache: CachedPrefixes) -> None:
-        """Set the cache to lend from, after the engine's start."""
         self._cache = cache
 
     @property
@@ -359,7 +357,6 @@ class LendConnector:
         return _NOTHING
 
     def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
-        """Do nothing; never called, as ``lookup`` finds nothing."""
         raise AssertionError("a lender loads nothing")
 
     def started(self, request: Request) -> None:
@@ -376,7 +373,6 @@ class LendConnector:
         """Do nothing: tokens are not lent."""
 
     def finished(self, request: Request, why: str) -> Hold:
-        """Do nothing: loans have keys of their own."""
         return Hold.FREE
 
     def cancelled(self, key: RequestKey) -> None:
@@ -401,7 +397,6 @@ class LendConnector:
         return bool(self._lent)
 
     def _answer(self, wanted: events.Wanted) -> list[Event]:
-        """Lend cached blocks or decline; return the events of blocks to give back at once."""
         key, cache, producer = wanted.key, self._cache, self._producer
         assert cache is not None, "a peer asks before the engine is there"
         if not key.is_pull:  # it might be a request's

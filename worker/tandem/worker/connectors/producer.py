@@ -64,7 +64,6 @@ class PrefillConnector:
         return _LATER if waits else _NOTHING
 
     def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
-        """Do nothing; never called, as ``lookup`` finds nothing."""
         raise AssertionError("a prefill worker loads nothing")
 
     def started(self, request: Request) -> None:
@@ -84,7 +83,6 @@ class PrefillConnector:
     def first_tokens(
         self, request: Request, first: Sequence[FirstToken], finish: str | None
     ) -> None:
-        """Send the consumer token 1 of each choice."""
         if request.key in self._exports:
             self._producer.final(request.key, first, finish)
 

@@ -71,7 +71,6 @@ def _nearest(architecture: str, served: list[str]) -> str:
 
 
 def _ending(name: str) -> str:
-    """Return the suffix of a class's name that states its use, as in ForCausalLM."""
     found = re.search(r"For[A-Z]\w*$|LMHeadModel$|Model$", name)
     return found[0].replace("LMHeadModel", "ForCausalLM") if found else ""
 

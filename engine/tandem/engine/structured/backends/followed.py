@@ -92,7 +92,6 @@ def schema_of(
 def _wrong(
     schema: dict[str, Any], said: set[str], root: dict[str, Any], has_value: Callable[[Any], bool]
 ) -> str | None:
-    """Return the keyword of one schema that no library supports, if any; narrow the others."""
     if not said.intersection(("type", *_WHOLE)):
         implied = next((kind for kind, keywords in _IMPLIED.items() if keywords & said), None)
         if implied is None:
@@ -120,7 +119,6 @@ def _wrong(
 
 
 def _is_read(name: str, value: Any) -> bool:
-    """Return whether a keyword's value is a count, or schemas that are objects, as required."""
     if name in _COUNTS:
         return type(value) is int
     if name == "properties":

@@ -45,7 +45,6 @@ def check_multiples(wanted: StructuredOutputsParams) -> None:
 
 
 def _schemas_of(wanted: StructuredOutputsParams) -> Iterator[Any]:
-    """Yield the schemas of the client, those within a grammar included."""
     if wanted.json is not None:
         yield json.loads(wanted.json)
     if wanted.grammar is not None:
@@ -58,7 +57,6 @@ def _schemas_of(wanted: StructuredOutputsParams) -> Iterator[Any]:
 
 
 def _embedded(grammar: str) -> Iterator[Any]:
-    """Yield the schemas in a grammar; the backend refuses invalid JSON."""
     decoder = json.JSONDecoder()
     for found in _EMBEDDED.finditer(grammar):
         try:
@@ -200,13 +198,11 @@ def read_tokenizer(folder: Path, vocab_size: int) -> llguidance.LLTokenizer:
 
 
 def _special_ids(path: Path) -> dict[str, int]:
-    """Return special tokens of a tokenizer.json by their texts."""
     added = json.loads(path.read_text(encoding="utf-8")).get("added_tokens") or ()
     return {each["content"]: each["id"] for each in added if each.get("special")}
 
 
 def _words_of_schema(error: str, wanted: StructuredOutputsParams) -> str:
-    """Return the library's error, and the place of an unknown keyword in the schema."""
     unknown = re.match(r"Unimplemented keys: \[(.*)\]", error)
     unmet = re.match(r"Unsatisfiable schema: required property '(.*)' is unsatisfiable", error)
     if unmet is not None:
@@ -223,7 +219,6 @@ def _words_of_schema(error: str, wanted: StructuredOutputsParams) -> str:
 
 
 def _words(error: str) -> str:
-    """Return the library's error in a line, without the text of the form."""
     line = " ".join(error.partition("\n<")[0].split())
     said = re.sub(r"^at \d+\(\d+\): invalid regex .*? \(in regex\): ", "", line)
     if said.startswith("NoExtension"):

@@ -60,7 +60,6 @@ class Asker:
         """The same as a source."""
 
     def receive(self, *, slot_bytes: int, num_slots: int, block_bytes: int) -> None:
-        """Set the sizes to register."""
         self._sizes = (slot_bytes, num_slots, block_bytes)
 
     @property
@@ -126,8 +125,6 @@ class Asker:
         self._asked.clear()
 
     def _check(self, answer: Copied | Refused, said: Connection) -> None:
-        """Raise TransportError for an answer without a request, or without the key of its
-        producer."""
         request, key = self._asked.pop(answer.number, (None, b""))
         if request is None:
             raise TransportError("the node's agent answers what it was not asked")

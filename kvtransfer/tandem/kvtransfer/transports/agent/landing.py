@@ -212,5 +212,4 @@ class Landing:
 
     @property
     def is_asking(self) -> bool:
-        """Return whether an answer is awaited."""
         return bool(self._asked) or self.ring.quarantined > 0

@@ -26,12 +26,10 @@ class LandingSizes:
 
     @property
     def _factor(self) -> int:
-        """Return receive slots per landing slot; one if the setting gives a slot's size."""
         return GPU_FACTOR if self.on_gpu and self.config.kv_slot_bytes is None else 1
 
     @property
     def per_peer(self) -> int:
-        """Return the slots that one producer's blocks may take."""
         return -(-self.config.kv_slots_per_peer // self._factor)
 
     def of(self, block_bytes: int, kv_cache: Tensor) -> tuple[int, int]:

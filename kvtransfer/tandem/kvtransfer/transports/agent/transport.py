@@ -79,7 +79,6 @@ def landed(piece: Batch, slot: int, slot_bytes: int) -> Batch:
 
 
 def _lone(batch: Batch, slot_bytes: int) -> Iterator[Batch]:
-    """Return a batch for each range, and for each slot's length of it."""
     for row in range(len(batch.sizes)):
         size = int(batch.sizes[row])
         for begin in range(0, size, slot_bytes):
@@ -206,7 +205,6 @@ class AgentTransport:
         self._secrets[peer] = said.secret
 
     def read(self, peer: Incarnation, extents: Sequence[Extent]) -> Ticket:
-        """Request the pieces for which there are slots."""
         ticket = Ticket(next(self._tickets))
         pieces = pieces_of(extents, self._slot_bytes)
         read = self._reads[ticket] = _Read(peer, pieces, time.monotonic(), len(pieces))
@@ -223,7 +221,6 @@ class AgentTransport:
         return ticket
 
     def poll(self, ticket: Ticket) -> Progress:
-        """Return whether all pieces have come and are in their blocks."""
         read = self._reads[ticket]
         if read.taking or (read.left and not read.failed):
             return Progress.PENDING
@@ -332,7 +329,6 @@ class AgentTransport:
                 self._take(piece, read, slot, answer)
 
     def _take(self, piece: Piece, read: _Read, slot: int, answer: Copied) -> None:
-        """Copy landed data into blocks, or a pattern into its slot."""
         batch = read.pieces[piece.part]
         memory, slots = self._asker.memory, self._asker.slots
         assert memory is not None, "only who has slots is answered"
@@ -400,7 +396,6 @@ class AgentTransport:
         self._later = [each for each in self._later if each[1].ticket != ticket]
 
     def _lose(self) -> None:
-        """Fail what a lost agent has not answered; its slots are not used again."""
         self._asker.close()
         lost = self._landing.agent_lost() | {piece.ticket for _, piece in self._later}
         self._later.clear()
@@ -409,7 +404,6 @@ class AgentTransport:
 
 
 def _has(memory: Tensor, piece: Batch) -> bool:
-    """Return whether the memory has room for the piece and all offsets are valid."""
     return piece.fits(source_bytes=1 << 60, target_bytes=memory.numel())
 
 

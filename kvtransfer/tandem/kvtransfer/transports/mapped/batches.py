@@ -112,7 +112,6 @@ class Batch(NamedTuple):
 
 @lru_cache(maxsize=8)
 def _equal(size: int, count: int) -> Numbers:
-    """Return an array of one size for each block; shared, never written."""
     return np.full(count, size, dtype=np.int64)
 
 

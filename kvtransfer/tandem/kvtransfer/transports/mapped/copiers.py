@@ -72,9 +72,7 @@ class Copier(Protocol):
         Raises TransportError."""
         ...
 
-    def mark(self) -> Mark:
-        """Return a mark after every copy so far."""
-        ...
+    def mark(self) -> Mark: ...
 
 
 def traits_of(name: str, copier: Copier, *, on_gpu: bool, by_agent: bool) -> Traits:
@@ -216,7 +214,6 @@ class CudaCopier:
         return self._lane.mark()
 
     def _enter(self) -> None:
-        """Make the device's context current in this thread."""
         if not getattr(self._threads, "entered", False):
             device.use_device(self._index)
             self._threads.entered = True

@@ -119,7 +119,6 @@ class DescriptorServer:
             self._given.close()
 
     def _turn(self) -> bool:
-        """Serve what is due; return False if the thread must end."""
         wait = max(0.0, self._due - time.monotonic())
         for key, _ in self._selector.select(min(0.5, wait) if self._callers else wait):
             if key.fileobj is self._stop_reader:
@@ -139,7 +138,6 @@ class DescriptorServer:
         return True
 
     def _look(self) -> None:
-        """Listen again if callers cannot connect (any more)."""
         if self._listener is None or _file_at(self.path) != self._file:
             self._end_listening()
             self._listen()
@@ -164,7 +162,6 @@ class DescriptorServer:
         self._selector.register(self._listener, selectors.EVENT_READ)
 
     def _end_listening(self) -> None:
-        """Stop listening and remove this worker's name; open connections stay."""
         if self._listener is None:
             return
         self._selector.unregister(self._listener)
@@ -241,7 +238,6 @@ class DescriptorServer:
 
 
 def _file_at(path: Path) -> tuple[int, int] | None:
-    """Return device and inode; None if there is no file."""
     try:
         found = path.lstat()
     except OSError:
@@ -273,7 +269,6 @@ def _listen(path: Path) -> tuple[socket.socket, tuple[int, int]]:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove sockets without a listener: their workers were killed."""
     for path in folder.glob("*.sock"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.setblocking(False)

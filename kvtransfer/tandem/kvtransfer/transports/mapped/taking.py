@@ -118,7 +118,6 @@ class Call:
             raise TransportError(f"{self._path} is of user {user}, not of {os.geteuid()}")
 
     def _answer(self) -> Greeting:
-        """Prove the secret for P's challenge."""
         data, _ = self._receive(self._sock, CHALLENGE.size, files=0)
         card, (_, challenge) = self._card, CHALLENGE.unpack(data)
         names = card.name.encode(), card.incarnation, self._incarnation
@@ -133,7 +132,6 @@ class Call:
         return greeting
 
     def _check(self, greeting: Greeting) -> socket.socket:
-        """Return the socket that P has sent with its proof."""
         assert self._pair is not None, "it has answered"
         data, (descriptor,) = self._receive(self._pair, PROOF.size, files=1)
         found = stream_of(descriptor)
@@ -152,8 +150,6 @@ class Call:
         return Given((files[0], files[1], files[2]), (sizes[0], sizes[1], sizes[2]))
 
     def _receive(self, sock: socket.socket, size: int, *, files: int) -> tuple[bytes, list[int]]:
-        """Return a message with exactly ``files`` descriptors. Raises TransportError for
-        another."""
         data, found = receive(sock, size, files)
         if (len(data), len(found), data[:8]) == (size, files, MAGIC):
             return data, found

@@ -82,17 +82,14 @@ class PeerMemory:
         return bool(whole and blocks.min() >= 0 and blocks.max() < known)
 
     def turns_of(self, batch: Batch) -> Turns:
-        """Return the current turns of the tags of a batch's blocks."""
         assert self._tags is not None, "the peer's memory is mapped"
         return self._tags.turns_of(self._blocks(batch))
 
     def tags_of(self, batch: Batch, turns: Turns) -> bytes:
-        """Return the current tags, cleared if their turn has changed."""
         assert self._tags is not None, "the peer's memory is mapped"
         return self._tags.tags_of(self._blocks(batch), turns)
 
     def _blocks(self, batch: Batch) -> Numbers:
-        """Return the blocks whose tags are read."""
         return batch.sources // self._block_bytes if batch.blocks is None else batch.blocks
 
     def close(self) -> None:
@@ -236,7 +233,6 @@ class MappedTransport:
         return Progress.FAILED if read.failed else Progress.DONE
 
     def tags_of(self, ticket: Ticket) -> bytes:
-        """Return the tags after the copy; cleared if a tag changed since before it."""
         return self._tags.pop(ticket, b"")
 
     def advance(self) -> None:
@@ -246,7 +242,6 @@ class MappedTransport:
                 self._advance(peer)
 
     def filenos(self) -> list[int]:
-        """Return none: copies are polled."""
         return []
 
     def moments(self) -> list[float]:
@@ -296,7 +291,6 @@ class MappedTransport:
             self._end(peer)
 
     def _take(self, peer: _Peer, call: Call) -> None:
-        """Map the producer's memory, if it has been sent. Raises TransportError."""
         given = call.poll()
         if given is None:
             return
@@ -308,7 +302,6 @@ class MappedTransport:
         peer.call = None
 
     def _start(self, peer: _Peer, memory: PeerMemory) -> None:
-        """Begin the copies of all reads that wait."""
         while peer.waiting:
             ticket = peer.waiting.pop(0)
             read = self._reads[ticket]

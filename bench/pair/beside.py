@@ -168,7 +168,7 @@ def stack(args: argparse.Namespace) -> Iterator[Server]:
     with tempfile.TemporaryDirectory() as place:
         folder, flags = made.served(args.model, Path(place), args.worker_flags)
         up = ["up", "--model", folder, f"--worker-flags={flags}", "--prefill", "1", "--decode", "1"]
-        up += ["--router.strict-handoff", "--decode-flags=--no-enable-prefix-caching"]
+        up += ["--router.strict-handoff", "--decode.no-enable-prefix-caching"]
         with serving(up, args.port, args.out / "beside.log") as server:
             yield server
 

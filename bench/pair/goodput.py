@@ -36,12 +36,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "http"))
 import model as made
 from server import Server, serving
 
-BOUNDED = "--max-itl-ms 21"
+BOUNDED = ["--decode.max-itl-ms", "21"]
 SHAPES = {
     "strict": ["--prefill", "1", "--decode", "1", "--router.strict-handoff"],
     "pair": ["--prefill", "1", "--decode", "1"],
     "two": ["--prefill", "0", "--decode", "2"],
-    "two bounded": ["--prefill", "0", "--decode", "2", f"--decode-flags={BOUNDED}"],
+    "two bounded": ["--prefill", "0", "--decode", "2", *BOUNDED],
 }
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -43,8 +44,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--scale", type=int, default=1, help="divide lengths and prompts")
     parser.add_argument("--replicas", action="store_true", help="two workers, no hand-off")
     parser.add_argument("--worker-flags", default="")
-    parser.add_argument("--prefill-flags", default="")
-    parser.add_argument("--decode-flags", default="")
+    parser.add_argument("--up-flags", default="", help="further flags of `tandem up`")
     parser.add_argument("--keep", action="store_true", help="also write the times of each request")
     parser.add_argument("--port", type=int, default=8151)
     return parser.parse_args()
@@ -125,7 +125,7 @@ def main() -> None:
         up = ["up", "--model", folder, f"--worker-flags={flags}"]
         up += ["--prefill", "0" if args.replicas else "1"]
         up += ["--decode", "2" if args.replicas else "1"]
-        up += [f"--prefill-flags={args.prefill_flags}", f"--decode-flags={args.decode_flags}"]
+        up += shlex.split(args.up_flags)
         roles = ("decode", "router") if args.replicas else ("prefill", "decode", "router")
         log = args.out / "load.log"
         with serving(up, args.port, log) as server:

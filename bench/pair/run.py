@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -49,7 +50,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=4)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--worker-flags", default="")
-    parser.add_argument("--prefill-flags", default="")
+    parser.add_argument("--up-flags", default="", help="further flags of `tandem up`")
     parser.add_argument("--port", type=int, default=8131)
     return parser.parse_args()
 
@@ -59,8 +60,8 @@ def both(args: argparse.Namespace, folder: str, flags: str) -> Iterator[tuple[Se
     """A pair of workers and one alone, started together."""
     flags = f"--worker-flags={flags} {args.worker_flags}"
     # Without a cache D brings all that P has, so that a prompt sent again is a hand-off alone.
-    pair = ["up", "--model", folder, flags, "--decode-flags=--no-enable-prefix-caching"]
-    pair += ["--prefill", "1", "--decode", "1", f"--prefill-flags={args.prefill_flags}"]
+    pair = ["up", "--model", folder, flags, "--decode.no-enable-prefix-caching"]
+    pair += ["--prefill", "1", "--decode", "1", *shlex.split(args.up_flags)]
     # Started last: its share counts what the prefill worker has taken of the same GPU.
     alone = ["serve", "--model", folder, f"{flags} --gpu-memory-utilization 0.9"]
     log = args.out / f"pair-{re.sub('[^a-z0-9]+', '-', Path(folder).name.lower())}.log"

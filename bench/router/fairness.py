@@ -138,7 +138,8 @@ def main() -> int:
     port, rpc_port = free_ports(2)
     flags = [options.model, "--port", str(port), "--prefill", str(options.prefill)]
     flags += [f"--worker-flags={options.worker_flags}"]
-    flags += [f"--router-flags=--api-key {VICTIM} --api-key {HOG} --grpc-port {rpc_port}"]
+    flags += ["--router.api-key", VICTIM, "--router.api-key", HOG]
+    flags += ["--router.grpc-port", str(rpc_port)]
     line = subprocess.Popen([sys.executable, "-m", "tandem.cli", "up", *flags])
     url, kept, found = f"http://127.0.0.1:{port}", True, {}
     headers = {"Authorization": f"Bearer {VICTIM}"}

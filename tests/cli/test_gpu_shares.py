@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tests.cli.acted_stack import ROLES, Actor, Stack
 
 from tandem.cli.serve import gpus, up
 from tandem.cli.serve.child_flags import ChildFlagsError
+from tandem.cli.serve.overrides import Overrides
 from tandem.cli.serve.stack import UpConfig
 from tandem.cli.serve.up import Supervisor
 from tandem.engine.config import EngineConfig
@@ -179,15 +181,18 @@ def test_shares_that_leave_a_worker_nothing_are_refused(
     prefill: str, decode: str, said: str, monkeypatch: pytest.MonkeyPatch
 ):
     """Before the model is prepared: it would end at its start. On a GPU for each, none are."""
-    flag = "--device cuda --gpu-memory-utilization "
-    own = flag + decode if decode else "--device cuda"
-    config = UpConfig(model="m", prefill_flags=flag + prefill, decode_flags=own)
+    shares = {"prefill": prefill, "decode": decode}
+    flags = {
+        role: ["--device", "cuda", *(["--gpu-memory-utilization", share] if share else [])]
+        for role, share in shares.items()
+    }
+    stack = partial(Supervisor, UpConfig(model="m"), Overrides(flags=flags))
     monkeypatch.setattr(up, "visible_gpus", lambda: ["0", "1"])
-    Supervisor(config).check_flags()
+    stack().check_flags()
     monkeypatch.setattr(up, "visible_gpus", lambda: ["0"])
     if not said:
-        Supervisor(config).check_flags()
+        stack().check_flags()
         return
     with pytest.raises(ChildFlagsError) as caught:
-        Supervisor(config).check_flags()
+        stack().check_flags()
     assert str(caught.value) == said

@@ -8,6 +8,7 @@ import pytest
 from tests.cli.acted_stack import Actor, Stack
 
 from tandem.cli.serve import up
+from tandem.cli.serve.overrides import Overrides
 from tandem.cli.serve.stack import UpConfig
 from tandem.cli.serve.up import Supervisor
 
@@ -78,7 +79,8 @@ def test_flags_and_environment_reach_the_turns(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(up, "meeting_folder", dict)
 
     def said(prefill: str = "", decode: str = "") -> list[str]:
-        supervisor = Supervisor(UpConfig(model="m", prefill_flags=prefill, decode_flags=decode))
+        flags = {"prefill": prefill.split(), "decode": decode.split()}
+        supervisor = Supervisor(UpConfig(model="m"), Overrides(flags=flags))
         supervisor.check_flags()
         supervisor._plan("path", ("name",))
         return list(supervisor._turns.described())

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tandem.cli.__main__ import COMMANDS, main
-from tandem.cli.serve.overrides import ROLES, of_router, sections_for, take_roles
+from tandem.cli.serve.overrides import ROLES, Overrides, of_router, sections_for, take_roles
 from tandem.cli.serve.router import prepared_config, router_sections
 from tandem.cli.serve.stack import UpConfig, plan
 from tandem.cli.settings import command as other_flags
@@ -168,8 +168,9 @@ def test_keys_are_in_no_process_list():
     given = read_command_line("router", "", router_sections(), rest, environment)
     assert given[RouterConfig]["api_key"] == ("a,b", "d")
     assert given[RouterConfig]["admin_api_key"] == ("c",)
-    config = UpConfig(router_flags="--api-key k1", worker_flags=f"--kv-secret {'s' * 40}")
-    for child in plan(config, "m", ("m",), range(1, 9), []):
+    config = UpConfig(worker_flags=f"--kv-secret {'s' * 40}")
+    keys = Overrides(flags={"router": ["--api-key", "k1"]})
+    for child in plan(config, "m", ("m",), range(1, 9), [], keys):
         assert not {"k1", "s" * 40} & set(child.arguments)
     assert child.environment["TANDEM_API_KEY"] == '["k1"]'
 

@@ -85,18 +85,17 @@ def test_a_taken_port_is_found_before_the_model_is_looked_at(capsys: pytest.Capt
         ("--oven.heat 3", "--oven.heat is no flag of `tandem up`"),
         ("--worker-flags --enforce-eagr", "--enforce-eagr is no flag of `tandem prefill`"),
         ("--worker-flags '--max-num-seqs x'", "--max-num-seqs: 'x' is not allowed; an integer"),
-        ("--decode-flags '--max-num-seqs -4'", "decode workers: max_num_seqs: -4"),
-        ("--prefill-flags '--kv-send-slots 0'", "prefill workers: kv_send_slots: 0"),
-        ("--router-flags '--max-attempts 0'", "flags of the router: max_attempts: 0"),
-        ("--router-flags '--api-key \"\"'", "api-key: [''] is not allowed"),
-        ("--router-flags '\"'", "No closing quotation"),
+        ("--decode.max-num-seqs=-4", "decode workers: max_num_seqs: -4"),
+        ("--prefill.kv-send-slots 0", "prefill workers: kv_send_slots: 0"),
+        ("--router.api-key=", "api-key: [''] is not allowed"),
+        ("--worker-flags '\"'", "No closing quotation"),
         ("--worker-flags '--host 0.0.0.0'", "--allow-plaintext"),
         ("--decode.probe-port 19101", "decode workers: --probe-port is not allowed here"),
-        ("--prefill-flags '--kv-data-port=7'", "prefill workers: --kv-data-port is not allowed"),
+        ("--prefill.kv-data-port=7", "prefill workers: --kv-data-port is not allowed"),
         ("--worker-flags '--port 19100'", "prefill workers: --port is not allowed here"),
         ("--decode.model other", "decode workers: --model is not allowed here; give --model to"),
         ("--router.port 9000", "the router: --port is not allowed here; give --port to the stack"),
-        ("--router-flags '--host ::'", "the router: --host is not allowed here"),
+        ("--router.host ::", "the router: --host is not allowed here"),
         ("--decode.host 192.0.2.1 --allow-plaintext", "decode workers: host: '192.0.2.1'"),
     ],
 )
@@ -188,8 +187,8 @@ def test_the_end_waits_as_long_as_router_and_workers_drain():
         RouterConfig().drain_timeout,
         ServerConfig().drain_seconds,
     )
-    given = UpConfig(router_flags="--drain-timeout 50", prefill_flags="--drain-seconds 70")
-    graces, _ = Supervisor(given).check_flags()
+    flags = {"router": ["--drain-timeout", "50"], "prefill": ["--drain-seconds", "70"]}
+    graces, _ = Supervisor(UpConfig(), Overrides(flags=flags)).check_flags()
     assert (graces.router, graces.workers) == (50.0, 70.0)
 
 
@@ -214,7 +213,7 @@ def bounds_of_steps(words: str) -> dict[str, str | None]:
         ("", None, None),
         ("--device cuda", "21", "21"),
         ("--device cuda --router.strict-handoff", None, None),
-        ("--device cuda --router-flags '--target-itl-ms 50'", "42", "42"),
+        ("--device cuda --router.target-itl-ms 50", "42", "42"),
         ("--device cuda --max-itl-ms 9", "9.0", "9.0"),
         ("--device cuda --decode.max-itl-ms 9", "21", "9"),
         ("--device cuda --prefill 0", None, None),
@@ -238,7 +237,7 @@ def test_settings_of_the_environment_count_for_the_bound(monkeypatch: pytest.Mon
 
 
 def test_quoted_words_of_such_a_string_stay_together():
-    config = UpConfig(decode_flags="--torch-profiler-dir '/tmp/a folder'", prefill=0)
+    config = UpConfig(worker_flags="--torch-profiler-dir '/tmp/a folder'", prefill=0)
     decode, _ = plan(config, "model", ("name",), [1, 2, 3, 4], [])
     assert decode.arguments[-2:] == ["--torch-profiler-dir", "/tmp/a folder"]
 

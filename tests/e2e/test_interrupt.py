@@ -26,7 +26,7 @@ class Up:
         (self.port,) = free_ports(1)
         self.log = log
         words = ["up", "--model", str(model), "--served-model-name", "smol"]
-        words += ["--port", str(self.port), "--router-flags", "--drain-timeout 120"]
+        words += ["--port", str(self.port), "--router.drain-timeout", "120"]
         words += ["--worker-flags", "--num-gpu-blocks-override 512 --drain-seconds 120"]
         with log.open("wb") as out:
             self.process = subprocess.Popen(

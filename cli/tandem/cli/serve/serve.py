@@ -21,7 +21,7 @@ from tandem.hub.folder import ModelFiles
 
 def run(argv: list[str]) -> int:
     """Serve until a signal."""
-    server = Section("Server", UpConfig, frozenset({"prefill", "decode", "prefill_flags"}))
+    server = Section("Server", UpConfig, frozenset({"prefill", "decode"}))
     sections = [server, *sections_for(("decode",))]
     words, roles = take_roles(of_router("serve", argv, sections), ("router",))
     given = parse("serve", described(__doc__, ("router",)), sections, words)

@@ -116,9 +116,6 @@ class UpConfig:
     host: str = setting("127.0.0.1", "Address on which the router listens.")
     port: int = setting(ROUTER_PORT, "Port on which the router listens.")
     worker_flags: str = setting("", "Further flags for every worker, as one string.")
-    prefill_flags: str = setting("", "Further flags for prefill workers, as one string.")
-    decode_flags: str = setting("", "Further flags for decode workers, as one string.")
-    router_flags: str = setting("", "Further flags for the router, as one string.")
     ready_seconds: float = setting(
         300.0, "Time in which started processes must be able to serve.", unit="s"
     )
@@ -176,7 +173,6 @@ def plan(
     further_names = [word for name in names[1:] for word in ("--served-model-name", name)]
     flags_of_router = [*shared, *further_names, "--ready-prefill", str(config.prefill)]
     flags_of_router += ["--ready-decode", str(config.decode)]
-    flags_of_router += words("router_flags", config.router_flags)
     flags_of_router += overrides.flags.get("router", ())
     router = router_child(model, config.host, config.port, workers, flags_of_router)
     told = overrides.environment
@@ -189,14 +185,9 @@ def plan(
 
 def _roles(config: UpConfig) -> Iterator[tuple[str, int, list[str]]]:
     every = words("worker_flags", config.worker_flags)
-    prefill = [*every, *words("prefill_flags", config.prefill_flags)]
-    decode = [*every, *words("decode_flags", config.decode_flags)]
-    for role, count, flags in (
-        ("prefill", config.prefill, prefill),
-        ("decode", config.decode, decode),
-    ):
+    for role, count in (("prefill", config.prefill), ("decode", config.decode)):
         for index in range(count):
-            yield role, index, flags
+            yield role, index, every
 
 
 def worker_child(role: str, index: int, model: str, ports: Ports, extra: list[str]) -> Child:

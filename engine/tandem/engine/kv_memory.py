@@ -29,7 +29,6 @@ class Capacity:
     num_blocks: int
     layout: KVLayout
     num_cpu_blocks: int = 0
-    """Blocks in host memory, if blocks are offloaded."""
     device_name: str = ""
     """Driver's name of the rank's device; empty for a CPU."""
     step_sizes: tuple[StepSize, ...] = ()

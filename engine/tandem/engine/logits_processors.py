@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import torch
 
 GROUP = "tandem.logits_processors"
-"""Group of the entry points of installed packages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

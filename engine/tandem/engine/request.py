@@ -164,13 +164,11 @@ class RequestGroup:
     arrival: float
     """Seconds on the engine's clock."""
     number: int
-    """Number of its arrival."""
     turn: int
     """Start tag in the order of tenants."""
     deadline: float | None
     """Seconds on the engine's clock."""
     max_model_len: int
-    """Prompt and output tokens at which a choice ends by length."""
     gates: tuple[Gate, ...] = ()
     """Gates that its sequences wait at, or whose resources they hold."""
     live: dict[int, Request] = field(default_factory=dict)
@@ -187,7 +185,6 @@ class RequestGroup:
     num_computed_prompt: int = 0
     """Prompt tokens planned to be computed here, without recomputation."""
     notes: NoteBook | None = None
-    """Notes of its times, if requested."""
 
     @property
     def key(self) -> RequestKey:
@@ -262,7 +259,6 @@ class Request:
         self.token_ids = token_ids
         """Prompt, forced and generated tokens known to the host."""
         self.num_prefill = len(token_ids)
-        """Prompt and forced tokens."""
         self.num_generated = 0
         self.num_computed = 0
         """Tokens whose KV is written once all planned steps are done."""

@@ -14,7 +14,6 @@ from tandem.engine.scheduler.stats import SchedulerStats, StepStats
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 10.0
-"""Seconds between two reports."""
 
 
 @dataclass(slots=True)
@@ -24,9 +23,7 @@ class Totals:
     prompt_tokens: int = 0
     """Prompt tokens of requests that began."""
     computed_tokens: int = 0
-    """Prompt tokens computed here."""
     external_tokens: int = 0
-    """Prompt tokens whose KV came from elsewhere."""
     queried_tokens: int = 0
     """Tokens looked up in the prefix cache."""
     hit_tokens: int = 0
@@ -230,7 +227,6 @@ class StatLoggers:
         self._began = self._reported_at = self._called_at = clock()
         self._reported = Totals()
         self._seen: SchedulerStats | None = None
-        """State at the last call."""
         self._is_over = False
 
     def put(self, logger: StatLogger) -> None:

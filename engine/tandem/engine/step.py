@@ -150,7 +150,6 @@ class SchedulerOutput:
     awaits_masks: bool = False
     """Whether rows under a grammar sample, after the step's ``TokenMasks``."""
     drafts: tuple[SpecTokens, ...] = ()
-    """Drafts of the rows that have some."""
 
     @property
     def total_num_scheduled_tokens(self) -> int:

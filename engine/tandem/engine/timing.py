@@ -47,7 +47,6 @@ class StepClasses:
         """Size, context, seconds."""
         self._count = 0
         self._last: dict[int, int] = {}
-        """Number of the latest step of each class."""
         self._learned = 0
         self._ss = self._sc = self._cc = self._st = self._ct = 0.0
         """Sums of products of deviations: s size, c context, t seconds."""
@@ -160,7 +159,6 @@ class Chunks:
         self._usual = config.long_prefill_token_threshold or whole
         self._alone = config.lone_prefill_token_threshold or self._usual
         self.most_begun = config.max_num_begun_tokens or whole
-        """Prompt tokens of requests that begin in one step."""
 
     def count(self, remaining: int, most: int, *, alone: bool) -> int:
         """Return the tokens of a prompt's next chunk, at most ``most``. ``alone``: no other prompt
@@ -294,7 +292,6 @@ class MeasuredSteps:
         self.decode_steps: StepTimes = ()
         """Seconds of steps of decodes alone, without the cost of their contexts."""
         self.context_s = 0.0
-        """Seconds for each token of a decode's context."""
         self.prompt_steps: StepTimes = ()
         """Seconds of prompt tokens at a prompt's start, alone or with decodes."""
         self.mixed_steps: StepTimes = ()

@@ -45,7 +45,6 @@ class Wanted:
     key: RequestKey
     consumer: Incarnation
     hashes: tuple[BlockHash, ...]
-    """Hashes of the prompt's leading blocks."""
     budget_ms: int
 
 

@@ -15,12 +15,10 @@ from collections.abc import Callable
 from tandem.kvtransfer.errors import TransportError
 
 RESOLVE_SECONDS = 5.0
-"""Longest time of a lookup."""
 MAX_LOOKUPS = 16
 """Names that are looked up at a time, including hung lookups."""
 
 Address = tuple[socket.AddressFamily, tuple[object, ...]]
-"""Family and socket address of a stream."""
 GetAddrInfo = Callable[[str, int], Address]
 
 

@@ -240,7 +240,6 @@ class EngineCoreProc:
         self._role = "worker" if card.role is None else card.role.value
         self._spans = spans
         self._watched = 0
-        """Number of requests whose times are recorded."""
         self._signals = 0
         self._peers = PeerSets()
         self._cache_snapshots = CacheSnapshots(core)

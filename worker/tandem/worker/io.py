@@ -82,7 +82,6 @@ Inbox = WakeQueue[Item]
 
 
 DROPS = ("router gone", "garbage", "reset")
-"""Reasons to drop a frame."""
 
 
 class LinkMetrics:

@@ -44,7 +44,6 @@ _UTIME, _STIME, _RSS = 11, 12, 21
 """Indices in /proc/PID/stat after the command's name, from 0: proc(5)."""
 
 Pids = Callable[[], Mapping[int, int]]
-"""Process ids by rank."""
 
 
 def show_rank_processes(registry: CollectorRegistry, pids: Pids) -> None:

@@ -71,7 +71,6 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._open: dict[object, None] = {}
-        """Connections, oldest first."""
         self._lock = threading.Lock()
         host = listening_host(address[0])
         self.address_family = family_of(host)

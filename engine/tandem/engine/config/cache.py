@@ -57,7 +57,6 @@ class GPUConfig:
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 CPU_BLOCK_SIZE = 16
 GPU_BLOCK_SIZE = 64
-"""Default on a CUDA device."""
 MOST_OFFLOADED_GIB = 2**20
 """Upper bound of the setting; the machine's memory is checked at allocation."""
 

@@ -112,13 +112,11 @@ GPU_DEFAULTS: dict[str, Any] = {
     "mixed_tokens_per_decode": GPU_MIXED_TOKENS_PER_DECODE,
     "least_mixed_tokens": GPU_LEAST_MIXED_TOKENS,
 }
-"""Defaults of ``EngineConfig.of`` on a CUDA device."""
 CPU_DEFAULTS: dict[str, Any] = {
     "max_num_seqs": CPU_NUM_SEQS,
     "mixed_tokens_per_decode": CPU_MIXED_TOKENS_PER_DECODE,
     "least_mixed_tokens": CPU_LEAST_MIXED_TOKENS,
 }
-"""Defaults of ``EngineConfig.of`` on a CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

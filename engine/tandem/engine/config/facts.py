@@ -116,7 +116,6 @@ class RopeFacts:
     scaling: Mapping[str, Any] = field(default_factory=dict)
     """Parameters of the kind (``factor``, ``low_freq_factor``, ...); empty for default."""
     partial: float = 1.0
-    """Share of head_dim that is rotated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,14 +136,12 @@ class ModelFacts:
     tie_word_embeddings: bool = False
     rms_norm_eps: float = 1e-6
     attention_bias: bool = False
-    """Bias on q, k and v."""
     attention_output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
     """RMSNorm over each head of q and k before the rotation."""
     hidden_act: str = "silu"
     sliding_window: int | None = None
-    """Tokens of the attention window, if the model has one."""
     eos_token_ids: tuple[int, ...] = ()
     dtype: str | None = None
     """Type of the checkpoint, if config.json states one."""

@@ -93,7 +93,6 @@ _TYPES = {
 _OLDER_ACTIVATION = "sbert_ce_default_activation_function"
 """Key of a cross-encoder's activation in sentence-transformers before 4."""
 _NUM_LABELS = 2
-"""Labels of a classifier whose config.json does not state them."""
 
 
 def pooling_of(config: Mapping[str, Any], architecture: str) -> ModelPooling:

@@ -13,19 +13,12 @@ from tandem.base.settings import (
 )
 
 GPU_BATCHED_TOKENS = 8192
-"""Default tokens of a step on a GPU."""
 GPU_IDLE_POLL_MS = 20
-"""Default polling time of an idle step loop on a GPU, in milliseconds."""
 GPU_MIXED_TOKENS_PER_DECODE = 8
-"""Default tokens of a mixed step on a GPU for each decode in it."""
 GPU_LEAST_MIXED_TOKENS = 1024
-"""Default least bound of a mixed step's tokens on a GPU."""
 CPU_MIXED_TOKENS_PER_DECODE = 4
-"""Default tokens of a mixed step on a CPU for each decode in it."""
 CPU_LEAST_MIXED_TOKENS = 64
-"""Default least bound of a mixed step's tokens on a CPU."""
 CPU_NUM_SEQS = 48
-"""Default sequences in one step on a CPU."""
 MOST_REPLAYED = 128
 """Upper bound of ``replay_check_tokens``: a step has no more drafts."""
 LEAST_CHUNK_TOKENS = 64
@@ -35,7 +28,6 @@ PROMPT_CUTS = (
     "lone_prefill_token_threshold",
     "max_num_begun_tokens",
 )
-"""Settings that cut prompts into chunks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,6 @@ _QUANTISED = {
 }
 """Tools of quantized weights, by the file they write next to config.json."""
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
-"""Supported kinds of rotary embedding."""
 
 
 def check_model(folder: str | Path, settings: Mapping[str, Any] | None = None) -> ModelFacts:

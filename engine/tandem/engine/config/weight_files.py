@@ -75,7 +75,6 @@ class Stored:
     start: int
     """Offset in the file, in bytes."""
     size: int
-    """Size in bytes."""
 
 
 def shape_of(folder: Path, tensor: str) -> tuple[int, ...] | None:

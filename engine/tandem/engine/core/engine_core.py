@@ -99,7 +99,6 @@ class StepOutputs:
     refused: dict[bytes, list[Refused]] = field(default_factory=dict)
     """Accepted requests that cannot be served, by router incarnation."""
     ended: Sequence[NoteBook] = ()
-    """Notes of watched requests that ended."""
 
     def by_router(
         self,

@@ -60,9 +60,7 @@ class Sleep:
         """Deadline by which requests may end, while a sleep is requested."""
         self._level = 0
         self._freed = 0
-        """Freed bytes."""
         self._asleep: frozenset[SleepTag] = frozenset()
-        """Freed parts."""
         self.keeps_awake: Callable[[], str | None] = lambda: None
         """Returns why KV transfers outside the engine keep the memory; None if they do not."""
         self.beside: Sleeper | None = None

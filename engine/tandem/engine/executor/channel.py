@@ -16,7 +16,6 @@ from tandem.protocol.errors import TandemError
 
 _LENGTH = struct.Struct("<Q")
 MOST_BYTES = 1 << 32
-"""Upper bound of a frame's bytes."""
 _CHUNK = 1 << 20
 
 

@@ -76,7 +76,6 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     """Error of a rank, which continues after a step's failure and ends after its start's."""
 
     kind: str
-    """Name of the error's class."""
     text: str
     param: tuple[str, str, str] | None = None
     """(field, value as shown, what is allowed) of an InvalidParameter."""

@@ -80,7 +80,6 @@ class WeightFiles:
     """Weight files of one folder."""
 
     files: tuple[Path, ...]
-    """Sorted by name, all present."""
     owners: dict[str, Path] | None
     """File by tensor, by the index; None without an index."""
 

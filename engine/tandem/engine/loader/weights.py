@@ -49,7 +49,6 @@ WHOLE = Shard()
 
 
 SHOWN = 5
-"""Names that an error lists before it only counts."""
 
 
 class TensorSpec(NamedTuple):

@@ -34,7 +34,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_pytorch_tanh": partial(gelu, approximate="tanh"),
     "relu": relu,
 }
-"""Activations by hidden_act."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,13 +123,10 @@ class OffloadStats:
     """Counts since the start."""
 
     block_bytes: int
-    """Bytes of one block over all layers."""
     num_stored: int = 0
-    """Blocks copied to host memory."""
     num_loaded: int = 0
     """Blocks copied back, those of failed loads included."""
     num_evicted: int = 0
-    """Blocks evicted from host memory."""
     num_declined: int = 0
     """Blocks without room in host memory, as all blocks were being read."""
     num_failed_loads: int = 0
@@ -175,11 +172,9 @@ class OffloadConnector:
         self._stores: dict[int, int] = {}
         """Host block to device block, for the next step."""
         self._loads: list[BlockLoad] = []
-        """Loads for the next step."""
         self._offered: list[int] = []
         """Host blocks of ``lookup`` since the last step, pinned until the next."""
         self._under_way: dict[int, _Load] = {}
-        """Loads by ticket."""
         self._ticket_of: dict[RequestKey, int] = {}
         self._missed: set[RequestKey] = set()
         """Requests whose load has failed: nothing is loaded for them again."""

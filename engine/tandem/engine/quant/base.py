@@ -43,7 +43,6 @@ class LinearPart:
     """(out, in) of the whole layer."""
     bias: bool = False
     shard: Shard = WHOLE
-    """Part of this rank."""
 
     def read_bias(self, source: Weights) -> Tensor | None:
         """Return the bias [out] of this rank's outputs. If ranks' results are summed, only the

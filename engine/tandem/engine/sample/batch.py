@@ -109,19 +109,16 @@ class SamplingBatch:
         self._there: tuple[Tensor, Columns] | None = None
         """Columns on a device, at an address that graphs may hold."""
         self._changed = True
-        """Whether a row has changed since the last copy."""
         self.repetition = torch.ones(max_rows)
         self.frequency = torch.zeros(max_rows)
         self.presence = torch.zeros(max_rows)
         self.kinds: NDArray[np.int8] = np.zeros(max_rows, dtype=np.int8)
-        """``SamplingKind`` by row."""
         self.rules: dict[int, RowRules] = {}
         """Rows whose logits are changed before the choice."""
         self._latest: RequestRules | None = None
         """Rules of the last row's request, whose choices follow each other; kept while any row has
         rules."""
         self.logprobs: dict[int, int] = {}
-        """Number of best tokens by row, if log-probabilities are requested."""
         self.masks: dict[int, int] = {}
         """Place of the mask's words by row, for rows with a grammar in this step."""
         self.mask_words = torch.empty(0, 0, dtype=torch.int32)

@@ -33,7 +33,6 @@ class Draws:
     rows: NDArray[np.int64]
     """Row of the logits of each draw."""
     choices: NDArray[np.int64]
-    """Choice of the request of each draw."""
     one_a_row: bool
     """Whether draw i is of row i of the logits, for each row."""
 

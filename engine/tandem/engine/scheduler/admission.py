@@ -35,7 +35,6 @@ class Limits:
     vocab_size: int
     max_logprobs: int
     hidden_size: int = 1 << 20
-    """Values of a hidden state."""
     pooling: ModelPooling = field(default_factory=ModelPooling)
     """Results of the model in addition to tokens."""
     processors: ProcessorClasses = field(default_factory=lambda: ProcessorClasses(()))
@@ -45,7 +44,6 @@ class Limits:
     embeds_size: int | None = None
     """Values of each vector of a prompt of embeddings; None refuses such prompts."""
     max_held_embeds_bytes: int = 1 << 30
-    """Most bytes of all such prompts in the engine."""
 
     @classmethod
     def of(cls, config: EngineConfig, max_model_len: int) -> Limits:

@@ -122,7 +122,6 @@ class Constrained:
         """Requests not planned before their next mask, each with its former limit and the start of
         its wait by the engine's clock."""
         self._drawing: list[Request] = []
-        """Requests that sample in the step that awaits masks."""
         self._others_draw = False
         """Whether that step also samples for requests without a constraint."""
 

@@ -128,7 +128,6 @@ class StepBuilder:
         self.context = 0
         """Tokens before those of the decodes, in total."""
         self.num_tokens = 0
-        """Tokens of all rows so far."""
         self.decodes: list[StepRow] = []
         self.prompts: list[StepRow] = []
         self.new: list[NewSequence] = []

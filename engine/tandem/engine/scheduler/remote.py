@@ -39,7 +39,6 @@ class Turns:
         self._blocks = 0
         """Blocks of queued requests before the last hand-off."""
         self._seats = 0
-        """Seats of the same requests."""
         self._short: Order | None = None
         """Order of the first hand-off without room."""
 
@@ -108,7 +107,6 @@ class RemoteKV:
         self._look_again = (
             connector.lookup_again if isinstance(connector, ComposedConnector) else connector.lookup
         )
-        """Function that looks parked requests up."""
         self._in_step = in_step
         self._request_table = request_table
         self._manager = request_table.manager

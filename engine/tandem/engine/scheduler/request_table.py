@@ -65,7 +65,6 @@ class WaitingQueue:
         self.num_new = 0
         """Requests with no sequence that was in a step."""
         self.num_new_tokens = 0
-        """Tokens of those."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -180,7 +179,6 @@ class WaitingForRemoteKVs:
         self.num_tokens = 0
         """Their tokens known at parking."""
         self.num_coming = 0
-        """Tokens of those whose KV is to come."""
 
     def __len__(self) -> int:
         return len(self._coming)
@@ -207,7 +205,6 @@ HANDED_OVER = "handed_over"
 _AWAITS_KV = (RequestState.WAITING_FOR_REMOTE_KVS, RequestState.LOADING)
 
 _Deadline = tuple[float, int, RequestKey]
-"""Deadline, number of its group, and key."""
 
 
 class Outbox:
@@ -218,7 +215,6 @@ class Outbox:
         self.failed: dict[bytes, list[Failed]] = {}
         self.refused: dict[bytes, list[Refused]] = {}
         self.ended: list[NoteBook] = []
-        """Notes of watched requests that have ended."""
 
     def emit(self, router: bytes, output: EngineOutput) -> None:
         self.to(router).append(output)
@@ -294,7 +290,6 @@ class RequestTable:
         self.is_short = False
         """Whether a ready hand-off found no room at its last try."""
         self.dropped: list[SeqId] = []
-        """Sequences whose rows the ranks must forget."""
         self._numbers = itertools.count()
         self._deadlines: list[_Deadline] = []
         """A heap; some entries are of groups that have ended."""

@@ -60,9 +60,7 @@ class Flow:
     """Numbers of steps; they run in order, so a fence also covers all earlier steps."""
 
     planned: int = 0
-    """Last step that was planned."""
     updated: int = 0
-    """Last step whose result was applied."""
     fence: Fence = field(default_factory=FenceDone)
     """Fence of the writes of step ``updated``."""
 

@@ -77,19 +77,15 @@ class SchedulerStats:
 
     running: int
     waiting: int
-    """Queued requests, new or preempted."""
     parked: int
     """Requests without blocks whose KV is to come, or may not be computed yet."""
     loading: int
-    """Requests whose KV is being loaded into their blocks."""
     gated: int
-    """Requests that wait at their gates."""
     held_requests: int
     """Ended requests whose blocks the connector keeps."""
     held_blocks: int
     free_blocks: int
     cache_usage: float
-    """Share of the blocks that are held, 0 to 1."""
 
     @property
     def deferred(self) -> int:
@@ -104,13 +100,9 @@ class StepStats:
     prompt_tokens: int = 0
     """Prompt tokens of requests whose prefill was planned to begin, or whose KV was loaded."""
     computed_tokens: int = 0
-    """Prompt tokens planned to be computed here."""
     hit_tokens: int = 0
-    """Prompt tokens found in the prefix cache."""
     external_tokens: int = 0
-    """Prompt tokens whose KV came from elsewhere."""
     queried_tokens: int = 0
-    """Tokens looked up in the prefix cache."""
     generated_tokens: int = 0
     discarded_tokens: int = 0
     """Tokens sampled a step late, for sequences that had ended."""

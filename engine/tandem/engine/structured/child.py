@@ -28,7 +28,6 @@ from tandem.engine.structured.errors import GrammarError
 from tandem.engine.structured.messages import DONE, ERROR, UNKNOWN, Compile, Follow, Setup, State
 
 MAX_COMPILED = 32
-"""Compiled grammars that are kept for further answers."""
 _CONTROLS = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f]")
 SEND_SECONDS = 10.0
 BACKENDS: dict[str, Callable[[Sequence[bytes]], Library]] = {

@@ -114,7 +114,6 @@ class Constraint:
         self._making: Lock | None = None
         """Held until the mask has been made."""
         self._error: GrammarError | None = None
-        """Error instead of a mask."""
         self._calls = False
         """Whether the mask wakes the step loop."""
         self._starting = Lock()

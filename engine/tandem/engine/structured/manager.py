@@ -74,9 +74,7 @@ class StructuredOutputManager:
         self._wake = wake
         self._backends: dict[str, GrammarBackend] = {}
         self._making = {name: Lock() for name in BACKENDS}
-        """Held while a backend is made."""
         self._preparing: set[str] = set()
-        """Backends that are being made."""
         self._closed = False
         self._begun: dict[SeqId, _Begun] = {}
         self._kept: list[tuple[StructuredOutputsParams, Grammar]] = []

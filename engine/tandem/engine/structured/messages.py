@@ -37,7 +37,6 @@ class Follow(msgspec.Struct, frozen=True):
     """Message ``Compile`` of an answer that is unknown there."""
     tokens: list[int]
     ended: list[int]
-    """Answers to forget."""
 
 
 class State(msgspec.Struct, frozen=True):

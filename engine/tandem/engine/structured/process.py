@@ -35,7 +35,6 @@ COMPILE_SECONDS = 6.0
 TURN_SECONDS = 3.0
 """Seconds to wait for other compiles; with the above less than the gate's limit."""
 FOLLOW_SECONDS = 3.0
-"""Seconds for one mask."""
 _STOP_SECONDS = 5.0
 _ATTEMPTS = 3
 """Processes in which a mask is tried, as another answer may end one."""

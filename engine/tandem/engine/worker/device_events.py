@@ -16,7 +16,6 @@ from tandem.engine.step import FenceDone
 from tandem.engine.threads import nap
 
 WAIT_SECONDS = 600.0
-"""Seconds after which a device counts as hung."""
 
 
 class DeviceEvent(Protocol):

@@ -88,7 +88,6 @@ def captures(what: str, graphs: Sized, device: torch.device) -> Iterator[None]:
 
 
 CHUNKS = 8
-"""Most prompt chunks in a graph of a mixed step."""
 _CHUNK_TOKENS = (16, 32, 64, 128, 192, *range(256, 2049, 128))
 """Tokens of chunks in a step without decodes: rows that products compute at a time."""
 _MIXED_DECODES = (16, 64, 128)
@@ -144,7 +143,6 @@ class StepGraphs:
     def __init__(self) -> None:
         self._graphs: dict[StepShape, Captured] = {}
         self.capturing: Capturing | None = None
-        """None before ``capture``."""
         self._decodes: list[StepShape] = []
         self._others: list[StepShape] = []
 

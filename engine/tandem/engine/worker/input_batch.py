@@ -30,7 +30,6 @@ class BlockTable:
         """[rows, columns]; only the first ``counts[row]`` of a row are valid."""
         self.counts: NDArray[np.int32] = np.zeros(max(rows, 1), dtype=np.int32)
         self.version = 0
-        """Incremented by every change."""
 
     def assign(self, row: int, block_ids: Sequence[int]) -> None:
         self.counts[row] = 0
@@ -75,7 +74,6 @@ class InputBatch:
     scoring: set[SeqId] = field(default_factory=set)
     """Sequences whose prompt's log-probabilities are requested."""
     poolers: Poolers = field(init=False)
-    """Sequences whose prompts are pooled."""
     pairs: dict[SeqId, int] = field(default_factory=dict)
     """Start of the second text, for prompts of two texts whose tokens have types."""
     embeds: dict[int, PromptEmbeds] = field(default_factory=dict)

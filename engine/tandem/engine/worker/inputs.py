@@ -45,9 +45,7 @@ class StepRows:
     """Position of the first token."""
     counts: NDArray[np.int64]
     num_decodes: int
-    """Leading rows of one token."""
     num_tokens: int
-    """Tokens of all rows."""
     choices: NDArray[np.int64] | None = None
     """Choice of each row; None unless each draws for one."""
     drafted: bool = False
@@ -145,7 +143,6 @@ class StepStager:
         graphs return the states of all tokens, as an encoder's."""
         self.batch = batch
         self.whole = whole
-        """See the parameter."""
         self.device = device
         self.columns = blocks_for(max_len, batch.block_size)
         """Columns of the table that graphs read."""

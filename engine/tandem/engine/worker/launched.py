@@ -38,7 +38,6 @@ class LaunchedStep:
     stored: DeviceEvent | None = None
     """Event after all stores to host memory so far; None: as ``moment``."""
     drawn: Sequence[StepRow] = ()
-    """Rows that sample."""
     tokens: Tensor | None = None
     """int64 [draws] on the host."""
     logprobs: LogprobTensors | None = None

@@ -220,7 +220,6 @@ class _Part(NamedTuple):
     """Stores that run next to the steps."""
 
     there: OnStream
-    """Event after them."""
     blocks: frozenset[int]
     hosts: frozenset[int]
 

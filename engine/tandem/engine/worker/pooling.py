@@ -164,7 +164,6 @@ class PoolingMetadata:
     """Rows of a step that contribute to vectors or scores."""
 
     rows: Index
-    """Rows of the batch."""
     cursor: PoolingCursor
     tokens: Index
     """Tokens of the step, row by row."""
@@ -211,7 +210,6 @@ class Poolers:
     """Pooled sequences of a rank; falsy if there are none."""
 
     capacity: int
-    """Rows of the batch."""
     num_pooled: int = 0
     _kinds: NDArray[np.int8] = field(init=False)
     """0 for rows that are not pooled."""

@@ -216,7 +216,6 @@ class ModelRunner:
     graphs: StepGraphs = field(default_factory=StepGraphs)
     choices: SamplerGraphs = field(default_factory=SamplerGraphs)
     host: HostBlocks | None = None
-    """Blocks of an offload tier."""
     _last: LaunchedStep | None = None
     _computed: _Computed | None = None
     """The step that awaits its masks."""

@@ -134,7 +134,6 @@ class Staging:
         self.device = device
         self.front = front
         self.memory = torch.zeros(size, dtype=torch.uint8, device=device)
-        """Device buffer."""
         whole = self.memory[: size // WORD * WORD]
         self.words: Tensor = whole.view(torch.int64)
         """Whole device buffer as int64."""
@@ -182,7 +181,6 @@ class HostBuffer:
     def __init__(self, turn: int, size: int, device_memory: Tensor) -> None:
         same = device_memory.device.type != "cuda"
         self.turn = turn
-        """Place in the ring."""
         self.memory = device_memory if same else torch.zeros(size, dtype=torch.uint8).pin_memory()
         self._bytes: NDArray[np.uint8] = self.memory.numpy()
         self.sent: DeviceEvent | None = None
@@ -207,7 +205,6 @@ class StepBuffers:
         self.staging = staging
         parts, self.end = _cut_all(staging.cut, staging.front, _field_sizes(shape))
         self.fields: Fields[Tensor] = Fields(*parts)
-        """Fields on the device."""
         self.sequences: StepSequences | None = None
         """Attention's inputs of a graph's step; the same at every replay."""
         self._here: list[Fields[NDArray[Any]] | None] = [None] * RING
@@ -244,7 +241,6 @@ class StepTail:
         self._tables = (rows, columns)
         parts, self._end = _cut_all(self._staging.cut, self._first, self._sizes)
         self.there: Tail[Tensor] = Tail(parts[0], parts[1], parts[2].view(self._tables))
-        """Tail on the device."""
         self.table: Tensor = self._staging.table[:rows, :columns]
         """Tables that graphs read; empty without graphs."""
         self._here: list[Tail[NDArray[Any]] | None] = [None] * RING

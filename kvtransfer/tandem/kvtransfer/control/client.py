@@ -61,7 +61,6 @@ class _Link:
     monitor: zmq.Socket[bytes]
     session: Session
     since: Millis | None = None
-    """Time at which WELCOME came."""
 
     @property
     def stands(self) -> bool:

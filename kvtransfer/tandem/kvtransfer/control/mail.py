@@ -28,9 +28,7 @@ class LinkUp:
     link: LinkNumber
     connector: str
     host: str = ""
-    """Host of P, for D's transport."""
     welcome: ProducerCard | None = None
-    """WELCOME of P, for D."""
 
 
 @dataclass(frozen=True, slots=True)

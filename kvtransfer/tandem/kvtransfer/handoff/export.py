@@ -53,15 +53,12 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
     """Whether D reads blocks: READY names them, they carry tags, and there are no parts."""
     num_tokens: int = 0
     items: tuple[Item, ...] = ()
-    """Manifest."""
     tables: tuple[tuple[int, ...], ...] = ()
     """Known block tables by group."""
     begun: bool = False
     """Whether the engine has the blocks: D may reserve its own."""
     launched: int = 0
-    """Tokens whose chunks are launched."""
     ready: int = 0
-    """Tokens whose fence has passed."""
     final: Final | None = None
     opened: bool = False
     wants: bool = False
@@ -87,7 +84,6 @@ class Admit(msgspec.Struct, frozen=True):
     budget_ms: int | None
     link_up: bool
     direct: bool = False
-    """Whether the link's transport reads blocks."""
     kind = PEvent.ADMIT
 
 
@@ -110,7 +106,6 @@ class Launched(msgspec.Struct, frozen=True):
 
     key: RequestKey
     tables: tuple[tuple[int, ...], ...]
-    """Block tables by group, so far."""
     upto: int
     kind = PEvent.LAUNCHED
 

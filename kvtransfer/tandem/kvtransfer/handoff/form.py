@@ -21,7 +21,6 @@ class WireDtype(StrEnum):
     """Type of KV in slots."""
 
     AUTO = "auto"
-    """Type of the KV cache."""
     FP8 = "fp8"
     """float8_e4m3fn, with a float32 scale for each head of K and V of each layer in each block."""
 

@@ -44,7 +44,6 @@ class ImportTable:
         self._age = Age()
         self._closed: dict[RequestKey, None] = {}
         self._open_with: Counter[Incarnation] = Counter()
-        """Pulls that have not ended, by producer."""
         self._timers = Timers()
         self._has_direct = False
         """Whether parts of some pull need no slot."""

@@ -40,11 +40,9 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     blocks_per_copy: int = 1
     """Blocks of one read, if blocks are copied into blocks."""
     part_bytes: int = 0
-    """Payload bytes of a slot."""
     rows: int = 1
     """Contiguous runs of a block's tokens: one for each head of K and V of each layer."""
     item_bytes: int = 1
-    """Bytes of one number."""
 
 
 class Item(msgspec.Struct, frozen=True, array_like=True):

@@ -39,7 +39,6 @@ class GoneReason(StrEnum):
     EXPIRED = "expired"
     """The hard cap of the lease or the request's budget."""
     REFUSED = "refused"
-    """P did not admit the request."""
     PEER_LOST = "peer_lost"
     """P had lost its link to the consumer."""
     PROTOCOL = "protocol"
@@ -65,7 +64,6 @@ class ProducerCard(msgspec.Struct, frozen=True):
     groups: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=99)] = ()
     """Kinds of the groups of P's KV layout, in order."""
     block_size: Small = 0
-    """Tokens of a block of P's."""
     tensor_parallel_rank: Small = 0
     """Rank of the KV cache."""
     tensor_parallel_size: Small = 1
@@ -137,7 +135,6 @@ class Want(msgspec.Struct, frozen=True, tag="want"):
     block_size: Annotated[int, Meta(ge=1, le=1 << 24)]
     """Tokens of a sent block, which divide those of P's own."""
     dtype: WireDtype = WireDtype.AUTO
-    """Type in which the parts are packed."""
 
 
 class Part(msgspec.Struct, frozen=True, tag="part"):
@@ -201,6 +198,4 @@ ForProducer = Open | Want | Taken | Done | Probe | ProbeDone
 KeyedToConsumer = Ready | Part | Final | Committed | Gone
 
 decode_to_producer: Decoder[ToProducer] = Decoder(ToProducer, MAX_MESSAGE_BYTES)
-"""Decoder of messages of consumers."""
 decode_to_consumer: Decoder[ToConsumer] = Decoder(ToConsumer, MAX_MESSAGE_BYTES)
-"""Decoder of messages of producers."""

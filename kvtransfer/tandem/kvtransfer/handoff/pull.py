@@ -64,7 +64,6 @@ class Pull(msgspec.Struct, frozen=True, kw_only=True):
     state: DState
     producer: Incarnation
     budget: Millis
-    """Deadline of the request."""
     deadline: Millis
     """Nearest of the state's deadlines."""
     direct: bool = False
@@ -75,12 +74,10 @@ class Pull(msgspec.Struct, frozen=True, kw_only=True):
     """Known from the first READY."""
     upto: int = 0
     items: tuple[Item, ...] = ()
-    """Manifest."""
     remote: tuple[tuple[int, ...], ...] = ()
     """P's announced blocks by item, from its start, for copies."""
     final: Final | None = None
     tables: tuple[tuple[int, ...], ...] = ()
-    """Block tables by group."""
     start: int | None = None
     """First required token; None before ``begin_load``."""
     cut: tuple[int, ...] = ()
@@ -108,7 +105,6 @@ class Opened(msgspec.Struct, frozen=True):
     budget_ms: int | None
     link_up: bool
     direct: bool = False
-    """Whether the link's transport copies blocks into blocks."""
     form: Form | None = None
     """Form of the link's parts or copies, if not D's own blocks."""
     hashes: tuple[BlockHash, ...] = ()
@@ -121,7 +117,6 @@ class Load(msgspec.Struct, frozen=True):
 
     key: RequestKey
     tables: tuple[tuple[int, ...], ...]
-    """Block tables by group."""
     from_token: int
     to_token: int
     kind = DEvent.LOAD

@@ -29,7 +29,6 @@ class Slot(msgspec.Struct, frozen=True):
     peer: Incarnation | None = None
     key: RequestKey | None = None
     index: int = 0
-    """Index of the part within its hand-off."""
 
 
 FREE = Slot()

@@ -50,7 +50,6 @@ class Header(NamedTuple):
     part: int
     """Index of the part within its hand-off."""
     group: int
-    """Group of the part's item."""
     start: int
     stop: int
     """Tokens [start, stop)."""
@@ -136,7 +135,6 @@ class PartPacking(Packing):
     """Packing of parts of blocks, unchanged."""
 
     parts: int
-    """Parts of one block."""
     rows: int
     """Contiguous runs of a block's tokens."""
 
@@ -159,7 +157,6 @@ class NarrowPacking(Packing):
     """Packing of the numbers in the KV cache's type."""
     rows: int
     dtype: torch.dtype
-    """Type of the numbers in the KV cache."""
 
     def block_bytes(self, kv_cache: Tensor) -> int:
         return self.inner.block_bytes(kv_cache) // self.dtype.itemsize + 4 * self.rows

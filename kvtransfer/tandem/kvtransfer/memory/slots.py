@@ -79,7 +79,6 @@ class Found(NamedTuple):
     """Header and digest found in a slot."""
 
     header: bytes
-    """First HEADER_BYTES."""
     digest: int
     """Digest of the payload, computed here by the host or the device."""
 

@@ -90,7 +90,6 @@ class _Known:
     again: str | None = None
     """Best way that worked or may come, to return to."""
     failures: int = 0
-    """Failures of ``again`` since it worked."""
     due: Millis | None = None
     """Time of the next try of ``again``; None while it is in use."""
 

@@ -163,7 +163,6 @@ class Mover(Generic[Item, Event]):
 
     name = "kv-transfer"
     engine_first = True
-    """Whether events for the engine are sent before a turn's messages for peers."""
     memory: SlotMemory
     """Slots of parts."""
 
@@ -182,9 +181,7 @@ class Mover(Generic[Item, Event]):
         """Set before ``start``."""
         self._outbox: deque[Event] = deque()
         self._told = False
-        """Whether this turn has reported to the engine."""
         self._said = False
-        """Whether a message is to be sent."""
         self._links: dict[Incarnation, LinkNumber] = {}
         self._active_at = self._observed_at = time.monotonic()
         self._awake_until = 0.0

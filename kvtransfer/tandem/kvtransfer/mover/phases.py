@@ -44,7 +44,6 @@ class Phases:
         self._seen: list[tuple[str, float]] = []
         """Phases and their seconds that are not counted yet, like the next two."""
         self._moved: list[int] = []
-        """Bytes of each part."""
         self._outcomes: Counter[str] = Counter()
 
     def begin(self, key: RequestKey) -> None:

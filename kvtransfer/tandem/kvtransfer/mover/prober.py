@@ -43,7 +43,6 @@ class _Probing:
     nbytes: int | None = None
     """Known from PROBE_READY."""
     slot: int | None = None
-    """Receive slot, once there is one."""
     started: float = 0.0
     again: bool = False
     """Whether the link is in use after its first probe."""

@@ -203,7 +203,6 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
                 each.stop()
             raise TransportError(unmet[0])
         self._direct_links: set[Incarnation] = set()
-        """Consumers that copy blocks."""
         self._hashes: dict[RequestKey, tuple[BlockHash, ...]] = {}
         self._link_view: frozenset[Incarnation] = frozenset()
         self._over: str | None = None

@@ -27,7 +27,6 @@ SAMPLE_SECONDS = 0.5
 IDLE_SECONDS = 180.0
 """Seconds after which the pace of an unused link is unknown."""
 NEW_SHARE = 0.5
-"""Weight of a new sample."""
 SLOW_FACTOR = 4.0
 WARN_SECONDS = 10.0
 """Pause between two warnings about one link; the next counts those between."""

@@ -58,7 +58,6 @@ _SO_PEERGROUPS = 59
 _MAX_GROUPS = 256
 """Most groups of a caller that are read; with more, only its own group counts."""
 _BATCH = 64
-"""Most messages read from one caller in a row."""
 
 
 class Garbage(Exception):
@@ -167,7 +166,6 @@ class InTurn(Generic[Who, What]):
         self._waiting: dict[Who, deque[What]] = {}
         """Queues by consumer; the first is next, and a served one moves to the end."""
         self.waiting = 0
-        """Number of requests that have not begun."""
 
     def __bool__(self) -> bool:
         return any(self._may(who) for who in self._waiting)

@@ -46,7 +46,6 @@ class Quota:
         self.num_admitted = 0
         """Blocks of all admitted keys."""
         self.num_started = 0
-        """Blocks of those that run or are leased."""
 
     def __contains__(self, key: RequestKey) -> bool:
         return key in self._admitted
@@ -148,7 +147,6 @@ class HandoffProducer:
         """Whether peers copy blocks over every possible link."""
         found = parts.direct.items()
         self._mapped = [name for name, each in found if each.traits.maps_memory]
-        """Transports by which peers map the KV cache."""
         self._channel = ControlServer(
             config,
             incarnation,

@@ -25,7 +25,6 @@ class Region(Enum):
     SLOTS = "slots"
     """Send slots of P, receive slots of D."""
     BLOCKS = "blocks"
-    """The KV cache."""
 
 
 class Check(Enum):
@@ -117,7 +116,6 @@ class Traits:
     """Whether the destination's owner runs the copies: every read ends, and no byte is written
     after ``poll`` has returned a terminal state."""
     max_extents: int = 1
-    """Most extents of one read."""
     max_pieces: int = 1
     """Most extents of one block if the ends' blocks differ in size; 1: such ends use another
     transport."""

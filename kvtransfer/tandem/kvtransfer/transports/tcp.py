@@ -45,7 +45,6 @@ _AT_ONCE = 1 << 20
 _STRIPE = 1 << 20
 """Least bytes of a stripe."""
 _LOOKING_MS = 5
-"""Pause between two polls of a lookup, in milliseconds."""
 
 Ended = tuple[Ticket, Progress]
 
@@ -56,7 +55,6 @@ class Link:
     def __init__(self, lookup: Lookup, greeting: bytes, count: int) -> None:
         self.streams = [Stream(self, lookup, greeting) for _ in range(count)]
         self._missing: dict[Ticket, int] = {}
-        """Missing stripes of each read under way."""
         self._lock = threading.Lock()
         """Lock of the missing bytes; never held together with a stream's."""
         self._over = False

@@ -29,7 +29,6 @@ _LATER = Remote(Lookup.LATER, announced=True)
 class _Pull:
     ready: Remote = _LATER
     loading: bool = False
-    """Whether the service has the blocks."""
     let_go: bool = False
     """Whether the engine ended the request and left its blocks here."""
 

@@ -64,7 +64,6 @@ class Fallback(StrEnum):
     TIER = "tier"
     """This worker's tier in host memory has the start of the prefix."""
     NO_LINK = "no_link"
-    """No link to the peer is up."""
     LESS = "less"
     """The peer has no more of the prefix than this worker."""
 
@@ -136,7 +135,6 @@ class _Pull:
     """Tokens requested from the peer; 0 if no request was sent."""
     since: float
     ready: int | None = None
-    """Tokens that the holder lends."""
     tokens: range | None = None
     """Tokens that are loaded; None before ``begin_load``."""
     over: bool = False
@@ -340,7 +338,6 @@ class LendConnector:
         self._poll = poll
         self._cache: CachedPrefixes | None = None
         self._lent: dict[RequestKey, int] = {}
-        """Number of lent blocks by key."""
         metrics.lent_blocks.set_function(lambda: self.num_lent)
 
     def lend_from(self, cache: CachedPrefixes) -> None:

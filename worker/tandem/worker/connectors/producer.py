@@ -41,7 +41,6 @@ class PrefillConnector:
         self._poll = poll or producer.poll
         self._block_size = block_size
         self._exports: set[RequestKey] = set()
-        """Admitted and not yet released."""
 
     def admit(self, request: Request) -> Refusal | None:
         kv = request.kv

@@ -84,7 +84,6 @@ FAMILIES: dict[str, Family] = {
     for name in each.architectures
     for sibling in each.saved_as
 }
-"""Family by architecture in config.json."""
 
 
 def family_of(architecture: str) -> Family:

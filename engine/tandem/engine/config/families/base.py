@@ -23,7 +23,6 @@ class Family:
     keys: ClassVar[frozenset[str]] = frozenset()
     """Keys of config.json of this family only (``known_keys`` has those of all)."""
     activations: ClassVar[tuple[str, ...]] = ("silu", "swish")
-    """Supported values of hidden_act."""
     layers: ClassVar[str | None] = None
     """Module whose ``load(facts, weights)`` makes the model; None is the shared decoder."""
 

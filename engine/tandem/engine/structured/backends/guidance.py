@@ -104,7 +104,6 @@ def _remainders(value: float) -> int:
 LEXER_STATES = 20_000
 """States of one matcher over all its answers, at most; 1 to 2 kB each."""
 _EXHAUSTED = "too many states"
-"""Text of the library's error."""
 _LIMIT = re.compile(r"\btoo (many(?! digits)|big|large|deep)|\blimit\b|max is", re.IGNORECASE)
 """Texts of all errors of the library's limits."""
 _PLACE = re.compile(r"^(?:parser|lexer|internal) error: ", re.IGNORECASE)

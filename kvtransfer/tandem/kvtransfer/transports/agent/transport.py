@@ -119,10 +119,8 @@ class _Read:
     left: int
     """Pieces that have not come."""
     taking: int = 0
-    """Pieces that are being copied into blocks."""
     failed: bool = False
     tags: dict[int, bytes] = field(default_factory=dict)
-    """Tags by piece."""
 
 
 class _Taking(NamedTuple):

@@ -19,9 +19,7 @@ from tandem.kvtransfer.transports.mapped.wire import check_version, proof_of
 VERSION = 2
 SOCKET_NAME = "agent.sock"
 MAX_MESSAGE = 16 << 10
-"""Bytes of a packet."""
 MAX_FILES = 3
-"""Most descriptors of a message."""
 MAX_PLACES = 512
 """Ranges that one request copies."""
 MAX_SLOTS = 256
@@ -61,7 +59,6 @@ class Fault(IntEnum):
     BUSY = 4
     """A copy into that slot is under way."""
     FAILED = 5
-    """The copy itself failed."""
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
@@ -93,7 +90,6 @@ class Take(msgspec.Struct, frozen=True, array_like=True, tag="take"):
     block_bytes: Size
     where: Where
     challenge: Bytes32
-    """Random bytes."""
 
 
 class Status(msgspec.Struct, frozen=True, array_like=True, tag="status"):

@@ -47,7 +47,6 @@ MAX_CALLERS = 256
 GREETING_SECONDS = 2.0
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 2.0
-"""Longest pause between two tries to listen."""
 LOOK_SECONDS = 30.0
 """Pause between two checks that the socket is still at its place."""
 

@@ -111,7 +111,6 @@ class _Peer:
     def __init__(self, call: Call) -> None:
         self.call: Call | None = call
         self.memory: PeerMemory | None = None
-        """Memory, once it is mapped."""
         self.waiting: list[Ticket] = []
         """Reads that came before the memory was mapped."""
         self.in_flight: set[Ticket] = set()
@@ -132,7 +131,6 @@ class _Read(NamedTuple):
     mark: Mark | None = None
     """Mark after its copies; None before they began."""
     failed: bool = False
-    """Whether some of them could not be begun."""
     turns: tuple[Turns, ...] = ()
     """Turns of the tags of each batch whose tags are read, before the first copy."""
 

@@ -16,7 +16,6 @@ from tandem.hub.cache import build_once, cache_root, sampled_digest
 from tandem.hub.errors import ModelNotFound, UnsupportedModel
 from tandem.hub.folder import ModelFiles, linked, name_of
 from tandem.hub.gguf import VERSION
-from tandem.hub.gguf.head import START_BYTES, head_bytes, sketch
 from tandem.hub.source import (
     Folder,
     GgufFile,
@@ -133,6 +132,7 @@ def _locate(
             return _judged(gguf_in(name), check), None
         case HubRepo(repo_id, file):
             from tandem.hub import fetch
+            from tandem.hub.gguf.head import START_BYTES
 
             if file is None:
                 return fetch.fetch_folder(repo_id, revision=revision, weights=weights, check=check)
@@ -142,6 +142,8 @@ def _locate(
 
 
 def _judged(path: Path, check: Callable[[Path], None]) -> Path:
+    from tandem.hub.gguf.head import START_BYTES
+
     try:
         with path.open("rb") as file:
             start = file.read(START_BYTES)
@@ -153,6 +155,7 @@ def _judged(path: Path, check: Callable[[Path], None]) -> Path:
 
 def _judge(start: bytes, name: str, check: Callable[[Path], None]) -> None:
     from tandem.hub.gguf.config import ARCHITECTURES
+    from tandem.hub.gguf.head import sketch
 
     config = sketch(start, name, ARCHITECTURES)
     if config is None:
@@ -166,6 +169,8 @@ def _judge(start: bytes, name: str, check: Callable[[Path], None]) -> None:
 def _converted(path: Path, root: Path, *, progress: bool, weights: bool) -> Path:
     name = re.sub(r"[^\w.-]+", "-", path.stem)
     kind = "" if weights else "-described"
+    from tandem.hub.gguf.head import head_bytes
+
     digest = sampled_digest(path, head_bytes(path)).hex()[:16]
     entry = root / "models" / f"{name}-{digest}-v{VERSION}{kind}"
 

@@ -180,7 +180,7 @@ def test_a_killed_child_is_a_clear_error(executor, idle):
         made.core.step()
         return False
 
-    with pytest.raises(RankError, match=r"rank 0 is gone.*killed by signal 9 \(SIGKILL\)"):
+    with pytest.raises(RankError, match=r"rank 0 has ended.*killed by signal 9 \(SIGKILL\)"):
         wait_for(stepped, SECONDS)
 
 
@@ -218,5 +218,5 @@ def test_the_factory_makes_what_the_setting_says():
     assert isinstance(make_executor(on_gpu), MultiprocExecutor)
     with pytest.raises(InvalidParameter, match="uni for a hand-off on a GPU"):
         make_executor(on_gpu, reach_memory=True)
-    with pytest.raises(InvalidParameter, match="uni where the engine's process"):
+    with pytest.raises(InvalidParameter, match="uni if the engine's process"):
         MultiprocExecutor().start(apart, torch.zeros)

@@ -84,7 +84,7 @@ class BlockPool:
 
     def take(self, count: int) -> list[int]:
         """Allocate ``count`` blocks for one new holder, evicting cached ones if needed."""
-        assert count <= self.num_free, f"{count} blocks wanted, {self.num_free} are free"
+        assert count <= self.num_free, f"{count} blocks are required, {self.num_free} are free"
         empty, references = self._empty, self._references
         taken = []
         for _ in range(count):

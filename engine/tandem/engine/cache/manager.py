@@ -222,7 +222,7 @@ class KVCacheManager:
         """Raise IntegrityError unless all blocks but ``num_held`` are free."""
         expected = self.pool.num_blocks - num_held
         if self.num_free != expected and not self._copies:
-            raise IntegrityError(f"{self.num_free} blocks are free where {expected} should be")
+            raise IntegrityError(f"{self.num_free} blocks are free, but {expected} should be")
 
     def _release(self, blocks: Sequence[int]) -> None:
         for block in blocks if self._copies else ():

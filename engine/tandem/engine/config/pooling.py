@@ -139,7 +139,7 @@ def with_modules(said: ModelPooling, folder: Path, *, tied: bool, vocab_size: in
         elif name == "LogitScore" and said.generates:
             said = _by_tokens(said, folder, str(module.get("path")), vocab_size)
         elif name != "Transformer":
-            allowed = "Transformer, Pooling, Normalize and, behind a head for tokens, LogitScore"
+            allowed = "Transformer, Pooling, Normalize and, after a head for tokens, LogitScore"
             raise InvalidParameter(f"{MODULES}: type", module.get("type"), allowed)
     if kind is None:
         return said

@@ -174,7 +174,7 @@ class InprocClient:
                 self._deliver_to(stream, [ended])
             self._streams.clear()
         except Exception:
-            logger.exception("not everybody could be told that the engine ended")
+            logger.exception("some callers could not be notified of the engine's end")
         finally:
             self._core.close()
 

@@ -71,7 +71,7 @@ class Channel:
         self._wait(select.POLLIN, time.monotonic() + seconds)
         _, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
         if not descriptors:
-            raise ChannelClosed("the other end closed where a descriptor was to come")
+            raise ChannelClosed("the other end closed before it sent a descriptor")
         return descriptors[0]
 
     def close(self) -> None:

@@ -89,7 +89,7 @@ class MultiprocExecutor:
         """Start the child. Raises InvalidParameter for an allocator: the memory is the child's."""
         assert self._process is None, "the executor has started already"
         if allocate is not None:
-            allowed = "uni where the engine's process gives the KV cache's memory"
+            allowed = "uni if the engine's process allocates the KV cache's memory"
             raise InvalidParameter("distributed_executor_backend", "mp", allowed)
         here, there = socket.socketpair()
         with there:
@@ -267,10 +267,10 @@ class MultiprocExecutor:
         except subprocess.TimeoutExpired:
             return RankError(f"rank {_RANK} closed its channel, and its process stays")
         if status < 0:
-            how = f"killed by signal {-status} ({signal.Signals(-status).name})"
+            how = f"was killed by signal {-status} ({signal.Signals(-status).name})"
         else:
             how = f"ended with status {status}"
-        return RankError(f"rank {_RANK} is gone: its process {process.pid} was {how}")
+        return RankError(f"rank {_RANK} has ended: its process {process.pid} {how}")
 
     @property
     def _open(self) -> Channel:

@@ -134,7 +134,7 @@ class Rank:
                 logger.exception("a plan could not be read")
         self._plans.put(None)
         time.sleep(STOP_SECONDS)  # a daemon thread: it ends with the process
-        logger.error("the engine is gone, and a step or a start does not end; the rank does")
+        logger.error("the engine has ended, a step or start hangs, and the rank ends")
         os._exit(1)
 
     def _finish_oldest(self) -> None:
@@ -201,7 +201,7 @@ def main(descriptor: int) -> int:
             return 1
         rank.run(worker)
     except ChannelClosed:
-        logger.info("the engine is gone")
+        logger.info("the engine has ended")
     return 0
 
 

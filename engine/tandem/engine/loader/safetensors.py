@@ -105,7 +105,7 @@ class Uploader:
         hang = sum(each.is_alive() for each in self._threads)
         self._threads.clear()
         if hang:
-            logger.warning("%d threads that read weights hang, and are left behind", hang)
+            logger.warning("%d threads that read weights hang, and are abandoned", hang)
             self._files.clear()
         while self._files:
             os.close(self._files.popitem()[1])

@@ -273,7 +273,7 @@ class SamplingBatch:
         tie."""
         if not params.has_seed:
             raise InvalidParameter(
-                "seed", params.seed, "an integer: whoever admits a request gives one"
+                "seed", params.seed, "an integer, set when a request is admitted"
             )
         filtered = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
         self.kinds[row] = SamplingKind.FILTERED if filtered else SamplingKind.DRAWN

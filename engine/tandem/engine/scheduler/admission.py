@@ -138,7 +138,7 @@ def _check_embeds(request: EngineCoreRequest, embeds: PromptEmbeds, hidden_size:
         allowed = f"a vector for each of {len(request.prompt_token_ids)} placeholders"
         raise InvalidParameter("prompt_embeds", embeds.shape_text, allowed)
     if request.pooling is not None:
-        raise InvalidParameter("prompt_embeds", embeds.shape_text, "none beside pooling")
+        raise InvalidParameter("prompt_embeds", embeds.shape_text, "none with pooling")
     if request.params.prompt_logprobs is not None:
         asked = request.params.prompt_logprobs
         raise InvalidParameter(
@@ -183,10 +183,10 @@ def _check_choices(request: EngineCoreRequest, vocab_size: int) -> None:
 
 def _pooling(request: EngineCoreRequest, pooling: PoolingParams, limits: Limits) -> PoolingParams:
     if msgspec.structs.replace(request.params, seed=None) != NO_SAMPLING:
-        allowed = "those of NO_SAMPLING beside pooling, which draws no token"
+        allowed = "those of NO_SAMPLING with pooling, which draws no token"
         raise InvalidParameter("params", request.params, allowed)
     if any(request.emitted):
-        raise InvalidParameter("emitted", request.emitted, "none beside pooling")
+        raise InvalidParameter("emitted", request.emitted, "none with pooling")
     num_tokens = len(request.prompt_token_ids)
     return limits.pooling.resolve(pooling, hidden_size=limits.hidden_size, num_tokens=num_tokens)
 

@@ -233,7 +233,7 @@ class RemoteKV:
 
     def _load_at_once(self, request: Request, remote: Remote) -> bool:
         request_table, manager = self._request_table, self._manager
-        assert self._in_step is not None, "nobody brings KV within steps"
+        assert self._in_step is not None, "no connector loads KV within steps"
         hits = manager.find_cached_prefix(request, request.max_cached_tokens)
         count = len(request.token_ids)
         if not manager.can_start(hits, count, keep_spare=request_table.busy):

@@ -120,7 +120,7 @@ class Updater:
         number = request.num_output + 1
         verdicts = [self._verdict_of_first(request, each.token_id, number) for each in tokens]
         if any(verdict is None for verdict in verdicts):
-            message = "the first token was said to end the request, and does not"
+            message = "the first token was reported to end the request, but does not"
             self._request_table.fail(request.group, FailCause.IDENTITY, message, now, keep=keep)
             return
         self._note_first(request, now)

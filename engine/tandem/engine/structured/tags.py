@@ -139,7 +139,7 @@ class TagGrammar:
         self._left -= elements
         if self._left < 0:
             raise GrammarError(
-                f"at most {MAX_TAG_ELEMENTS:,} formats in one another and beside another"
+                f"at most {MAX_TAG_ELEMENTS:,} formats, nested and next to each other"
             )
 
     def _rule(self, expression: str, attributes: str = "") -> str:

@@ -77,7 +77,7 @@ def num_cpu_blocks(config: EngineConfig, layout: KVLayout, *, promised: int = 0)
     if asked > left:
         allowed = f"at most {left / GIB:.1f} GiB, the memory that {there.of} has left"
         if promised:
-            allowed += f" beside {promised / GIB:.1f} GiB of blocks"
+            allowed += f" next to {promised / GIB:.1f} GiB of blocks"
         raise InvalidParameter("kv_offloading_size", size, allowed)
     count = asked // layout.block_bytes
     logger.info("offloaded KV: %d blocks in host memory, %.2f GiB", count, asked / GIB)

@@ -248,8 +248,8 @@ class ControlClient(Channel):
             assert message is not None
             said = FromPeer(session.peer, link.number, message)  # type: ignore[arg-type]
             if not self.from_peer(said):
-                self._send(producer, Reset("it says more than is taken"), now)
-                self._lose(producer, "it says more than is taken", now)
+                self._send(producer, Reset("it sends more messages than are read"), now)
+                self._lose(producer, "it sends more messages than are read", now)
         elif verdict is Verdict.UP:
             assert isinstance(message, Welcome)
             self._on_welcome(producer, link, message.card, now)

@@ -155,12 +155,12 @@ def _on_ready(pull: Pull | None, event: PeerMessage, now: Millis, policy: Consum
     theirs = policy.block_size if pull.form is None else pull.form.sender_block_size
     items = manifest(policy.groups, ready.num_tokens, theirs)
     if ready.items != items:
-        message = f"READY's manifest is {in_words(ready.items)}, wanted is {in_words(items)}"
+        message = f"READY's manifest is {in_words(ready.items)}, expected is {in_words(items)}"
         return fail(pull, FailCause.IDENTITY, message, now, policy)
     form = pull.form or policy
     counts = announced(pull.direct, items, ready.upto, ready.num_tokens, form)
     if tuple(len(each) for each in ready.blocks) != counts:
-        message = f"READY names {_sizes(ready.blocks)} blocks, wanted is {counts or 'none'}"
+        message = f"READY names {_sizes(ready.blocks)} blocks, expected is {counts or 'none'}"
         return fail(pull, FailCause.IDENTITY, message, now, policy)
     actions: list[Action] = []
     if first:

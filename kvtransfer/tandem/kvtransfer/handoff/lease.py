@@ -91,7 +91,7 @@ def end(
         actions += release(export)
     elif export.final is None and reason is not GoneReason.CANCELLED:
         cause = _CAUSE.get(reason, FailCause.GONE)
-        actions.append(EmitEvent(Revoked(export.key, cause, f"the export is gone: {reason}")))
+        actions.append(EmitEvent(Revoked(export.key, cause, f"the export has ended: {reason}")))
     gone = _replace(
         export,
         state=PState.GONE,

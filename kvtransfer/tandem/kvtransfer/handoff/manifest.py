@@ -22,7 +22,7 @@ RULES = {
     KVKind.FULL: "every block of [0, num_tokens)",
     KVKind.WINDOW: "the blocks of the last `span` tokens",
     KVKind.LATENT: "every block of [0, num_tokens)",
-    KVKind.STATE: "exactly one state, that behind the last token",
+    KVKind.STATE: "exactly one state, that after the last token",
     KVKind.DRAFT: "every block of [0, num_tokens)",
     KVKind.ENCODER: "every block of its own `span` positions",
 }

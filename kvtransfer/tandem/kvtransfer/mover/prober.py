@@ -171,7 +171,7 @@ class Prober:
                 if waits:
                     self._mover.drop(peer, NO_SLOT)
                 else:
-                    self._fail(peer, "the pattern did not come in time", now)
+                    self._fail(peer, "the pattern was not read in time", now)
             elif probing.nbytes is not None and probing.slot is None:
                 self._read(peer, probing, now)
         return []

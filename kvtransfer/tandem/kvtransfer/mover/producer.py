@@ -328,7 +328,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         return []
 
     def _tag(self, action: Tag | Untag) -> None:
-        assert self.blocks is not None, "only where blocks are read do they have tags"
+        assert self.blocks is not None, "blocks have tags only if they are read"
         tags = self.blocks.tags
         if isinstance(action, Untag):
             self._hashes.pop(action.key, None)

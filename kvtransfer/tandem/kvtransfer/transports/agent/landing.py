@@ -63,7 +63,7 @@ class Giver:
                     self._register(line)
                     pause, told = FIRST_PAUSE_SECONDS, ""
                     if self._wait(line, None) is not None:
-                        raise TransportError("the node's agent says more than it is asked")
+                        raise TransportError("the node's agent sent an unexpected message")
                 finally:
                     self.registered.clear()
                     line.close()

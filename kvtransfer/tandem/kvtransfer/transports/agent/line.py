@@ -79,7 +79,7 @@ class Line:
         except BlockingIOError:
             return False
         except OSError as error:
-            raise TransportError(f"the node's agent is gone: {error}") from error
+            raise TransportError(f"the node's agent has ended: {error}") from error
         return True
 
     def hear(self) -> ToWorker | None:
@@ -90,9 +90,9 @@ class Line:
         except BlockingIOError:
             return None
         except OSError as error:
-            raise TransportError(f"the node's agent is gone: {error}") from error
+            raise TransportError(f"the node's agent has ended: {error}") from error
         if not data:
-            raise TransportError("the node's agent is gone")
+            raise TransportError("the node's agent has ended")
         try:
             return to_worker.decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:

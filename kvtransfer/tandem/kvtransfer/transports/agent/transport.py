@@ -329,12 +329,12 @@ class AgentTransport:
     def _take(self, piece: Piece, read: _Read, slot: int, answer: Copied) -> None:
         batch = read.pieces[piece.part]
         memory, slots = self._asker.memory, self._asker.slots
-        assert memory is not None, "only who has slots is answered"
-        assert slots is not None, "only who has slots is answered"
+        assert memory is not None, "an answer requires slots"
+        assert slots is not None, "an answer requires slots"
         if len(answer.tags) != TAG_BYTES * len(batch.sizes) * batch.tagged:
             self._landing.over(slot, self._landing.generation)
             self._fail(Ticket(piece.ticket), read)
-            raise TransportError("the node's agent says other tags than it was asked for")
+            raise TransportError("the node's agent sent other tags than requested")
         read.tags[piece.part] = answer.tags
         try:
             source = landed(batch, slot, self._slot_bytes)

@@ -152,7 +152,7 @@ def place_of(folder: Path) -> bytes:
         found = folder.stat()
         boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
     except OSError as error:
-        raise TransportError(f"{folder} cannot be told from others: {error}") from error
+        raise TransportError(f"{folder} cannot be identified: {error}") from error
     named = b"%s/%d/%d" % (boot, found.st_dev, found.st_ino)
     return hashlib.blake2b(named, digest_size=16).digest()
 

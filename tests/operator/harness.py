@@ -32,12 +32,11 @@ class OperatorProcess:
         self, home: Path, name: str, kubeconfig: Path, *flags: str, **timings: float
     ) -> None:
         self._log = home / f"operator-{name}.log"
-        command = ["operator", "--port", "0"]
         file = home / f"timings-{name}.yaml"
         file.write_text(json.dumps({**CALM, **timings}))
-        command += ["--own-namespace", OPERATOR_NAMESPACE, "--identity", name]
+        command = ["operator", "--port", "0", "--own-namespace", OPERATOR_NAMESPACE]
         command += ["--timings-file", str(file), *flags]
-        environ = {**os.environ, "KUBECONFIG": str(kubeconfig)}
+        environ = {**os.environ, "KUBECONFIG": str(kubeconfig), "TANDEM_POD_NAME": name}
         with self._log.open("wb") as log:
             server = fork_server("operator")
             self.process = server.fork(command, environ, output=log.fileno())

@@ -17,8 +17,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "limits.md"
 
 def settings_with(path: Path) -> OperatorSettings:
     """Return the settings of ``tandem operator`` with that file."""
-    words = ["--timings-file", str(path)]
-    given = parse("operator", "", [Section("Operator", OperatorSettings)], words)
+    sections, words = [Section("Operator", OperatorSettings)], ["--timings-file", str(path)]
+    given = parse("operator", "", sections, words)
     return OperatorSettings(**with_timings(given[OperatorSettings]))
 
 
@@ -26,9 +26,8 @@ def test_the_timings_of_a_file_replace_the_defaults(tmp_path: Path) -> None:
     path = tmp_path / "timings.yaml"
     path.write_text("resync_seconds: 3\nrouter_silence_seconds: 0\nmodel_jobs: 2\n")
     settings = settings_with(path)
-    changed = (settings.resync_seconds, settings.router_silence_seconds, settings.model_jobs)
-    assert changed == (3, 0, 2)
-    assert settings.canary_seconds == Timings().canary_seconds
+    assert (settings.resync_seconds, settings.router_silence_seconds) == (3, 0)
+    assert (settings.model_jobs, settings.canary_seconds) == (2, Timings().canary_seconds)
 
 
 @pytest.mark.parametrize(
@@ -52,5 +51,4 @@ def test_a_wrong_timings_file_is_refused_by_name(tmp_path: Path, text: str, name
 
 
 def test_every_timing_is_documented() -> None:
-    page = PAGE.read_text()
-    assert [each.name for each in fields(Timings) if f"| `{each.name}` |" not in page] == []
+    assert all(f"| `{each.name}` |" in PAGE.read_text() for each in fields(Timings))

@@ -71,7 +71,6 @@ class OperatorSettings(TracingConfig, Timings):
         (), "Namespaces to serve; repeatable. Default: the whole cluster."
     )
     own_namespace: str = setting("", "Namespace of the operator itself, for its Lease.")
-    identity: str = setting("", "Name of this replica in the Lease. Default: the pod's name.")
     worker_image: str = setting(
         f"{IMAGES}/tandem-worker:0.1.0", "Image of workers, if a service names none."
     )

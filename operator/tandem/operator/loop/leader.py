@@ -114,7 +114,7 @@ class Leader:
         self._fence = fence or Fence()
         by_force = (settings.lease_seconds - settings.renew_deadline) / 2
         self._watchdog = Watchdog(lost, by_force_after=by_force if lost is end_process else None)
-        name = settings.identity or os.environ.get("TANDEM_POD_NAME") or os.uname().nodename
+        name = os.environ.get("TANDEM_POD_NAME") or os.uname().nodename
         self.identity = f"{name}_{secrets.token_hex(4)}"
         self.acquired = threading.Event()
         self._stop = threading.Event()

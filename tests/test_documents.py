@@ -141,7 +141,7 @@ def test_a_command_within_a_sentence_is_taken(
     """Its flags are flags; a value may be a name that stands for one."""
     if not taken(words):
         said = capsys.readouterr().err
-        assert "is no flag" not in said, f"{where}: {said}"
+        assert "is not a flag" not in said, f"{where}: {said}"
 
 
 @pytest.mark.parametrize(("where", "text"), list(blocks()))

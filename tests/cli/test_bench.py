@@ -285,7 +285,7 @@ def test_kernels_are_measured_by_flags_alone(
     assert (shapes["block_size"], shapes["batch_sizes"]) == (16, SMALL["batch-sizes"])
     assert shapes["dtype"] == SMALL.get("dtype", "bfloat16")
     assert not {"device", "output_json"} & shapes.keys()
-    with pytest.raises(TandemError, match="--config is no flag"):
+    with pytest.raises(TandemError, match="--config is not a flag"):
         bench.run(["kernels", "--config", "x"])
 
 

@@ -123,7 +123,7 @@ def test_a_stream_that_breaks_in_a_thought_leaves_no_terminal_dim(
         assert chat.run([*words, "Hello"]) == 1
     drawn, error = capsys.readouterr()
     assert drawn == "\x1b[2mLet me see.\x1b[0m\n"
-    assert "the server sent what is no event" in error
+    assert "the server sent an invalid event" in error
 
 
 def test_a_terminal_is_not_left_dim(

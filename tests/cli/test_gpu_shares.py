@@ -164,7 +164,7 @@ def test_who_was_told_its_memory_starts_at_once(name: str):
 
 ABOVE_ALL = (
     "flags of prefill workers: gpu_memory_utilization: 0.95 is not allowed; less than 0.9 on GPU "
-    "0: decode-0, told no share, may take what it leaves of 0.9, and nothing is left"
+    "0: decode-0, without a share, may take what it leaves of 0.9, and nothing is left"
 )
 EQUAL = (
     "flags of decode workers: gpu_memory_utilization: 0.5 is not allowed; more than 0.5 on GPU 0: "

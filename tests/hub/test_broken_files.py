@@ -49,7 +49,7 @@ def test_a_gguf_file_that_broke_off_anywhere_is_truncated(gguf_file: Build):
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"", "is empty"), (POINTER, "git lfs pull"), (b"PK\3\4", "no GGUF file")],
+    [(b"", "is empty"), (POINTER, "git lfs pull"), (b"PK\3\4", "not a GGUF file")],
 )
 def test_what_is_no_gguf_file_says_what_it_is(tmp_path: Path, content: bytes, words: str):
     path = tmp_path / "m.gguf"
@@ -85,11 +85,11 @@ def test_a_safetensors_file_that_broke_off_says_both_sizes(
     [
         (b"", "model.safetensors is empty"),
         (POINTER, "git lfs pull"),
-        (b"\xff" * 64, "no safetensors file"),
-        (EMPTY_LIST, "no safetensors file"),
+        (b"\xff" * 64, "not a safetensors file"),
+        (EMPTY_LIST, "not a safetensors file"),
         (EMPTY_OBJECT, "holds no tensors"),
-        (NO_OFFSETS, "no safetensors file"),
-        (NO_JSON, "no safetensors file"),
+        (NO_OFFSETS, "not a safetensors file"),
+        (NO_JSON, "not a safetensors file"),
     ],
 )
 def test_what_is_no_safetensors_file_is_named(model_folder: Build, content: bytes, words: str):

@@ -246,7 +246,7 @@ def test_not_gguf_inside(tmp_path: Path):
     """A file that only has the name is refused."""
     file = tmp_path / "m.gguf"
     file.write_bytes(b"nothing of the kind, but long enough to be read as a header")
-    with pytest.raises(UnsupportedModel, match="no GGUF file: it begins with"):
+    with pytest.raises(UnsupportedModel, match="not a GGUF file: it begins with"):
         prepare(str(file), cache_dir=tmp_path / "cache")
 
 

@@ -86,7 +86,7 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
     "extents that overflow": (_file([], [_tensor(b"t", [2**62, 2**62], 0, 0)]), "each extent"),
     "large extents": (_file([], [_tensor(b"t", [2**40] * 4, 0, 0)]), "truncated"),
     "an offset beyond the end": (_file([], [_tensor(b"t", [4], 0, 1 << 40)]), "truncated"),
-    "an odd offset": (_file([], [_tensor(b"t", [4], 0, 3)]), "no multiple of 32"),
+    "an odd offset": (_file([], [_tensor(b"t", [4], 0, 3)]), "not a multiple of 32"),
     "an unknown tensor type": (_file([], [_tensor(b"t", [4], 200, 0)]), "type 200"),
     "half a block": (_file([], [_tensor(b"t", [31], 8, 0)]), "Q8_0 packs 32"),
     "a tensor twice": (_file([], [_tensor(b"t", [4], 0, 0)] * 2), "tensor t twice"),

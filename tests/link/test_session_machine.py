@@ -198,5 +198,5 @@ def test_a_reset_ends_the_link_whatever_its_number() -> None:
     caller, answerer = stands()
     answerer.seal()
     assert caller.take(read_header(answerer.seal()), Reset("enough"), 0.0) is Verdict.LOST
-    assert caller.why == "it said reset: enough"
+    assert caller.why == "it sent RESET: enough"
     assert caller.state is LinkState.DOWN

@@ -109,7 +109,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"tandem {tandem_version()}")
         return 0
     if name not in COMMANDS:
-        print(f"tandem: {name!r} is no command; see `tandem --help`", file=sys.stderr)
+        print(f"tandem: {name!r} is not a command; see `tandem --help`", file=sys.stderr)
         return 2
     end_with_parent()
     try:

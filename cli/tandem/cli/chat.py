@@ -1,7 +1,7 @@
 """`tandem chat`: a conversation with a running server, streamed, in the terminal.
 
-What the model thinks is shown, dim on a terminal, and is no part of later turns. Where the output
-is no terminal it has the answers alone, and all else goes to standard error.
+Reasoning is dim on a terminal, and is not part of later turns. If the output is not a terminal, it
+has the answers only; everything else goes to standard error.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def _draw(drawn: AnswerDrawn, text: str, max_tokens: int) -> None:
             if choice.get("finish_reason") == "length":
                 drawn.note(f"cut at {max_tokens} tokens; --max-tokens allows more")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StreamError(f"the server sent what is no event: {text[:200]}") from error
+        raise StreamError(f"the server sent an invalid event: {text[:200]}") from error
 
 
 def _message(response: httpx.Response) -> str:

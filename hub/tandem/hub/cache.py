@@ -71,7 +71,7 @@ def build_once(
     except Timeout as timeout:
         raise CacheBusy(
             f"another process has been preparing {entry} for over {deadline_s:.0f} s; "
-            f"see who holds {lock}"
+            f"find the process that holds {lock}"
         ) from timeout
 
 

@@ -143,7 +143,7 @@ def indexed_files(path: Path) -> list[str] | None:
     weight_map = read_json(index).get("weight_map")
     names = set(weight_map.values()) if isinstance(weight_map, dict) else set()
     if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
-        raise UnsupportedModel(f"model: {index} has no weight_map from tensors to files beside it")
+        raise UnsupportedModel(f"model: {index} has no weight_map from tensors to files next to it")
     return sorted(names)
 
 
@@ -322,7 +322,7 @@ def template_text(given: str) -> str:
                 raise UnsupportedModel(f"chat_template: {path} cannot be read: {error}") from error
     if not any(mark in given for mark in ("{{", "{%", "{#")):
         raise ModelNotFound(
-            f"chat_template: {given[:120]!r} is no file here, and no template in Jinja"
+            f"chat_template: {given[:120]!r} is neither a file here nor a Jinja template"
         )
     return given
 

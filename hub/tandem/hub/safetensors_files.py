@@ -21,7 +21,9 @@ def check_whole(path: Path) -> None:
         _check_start(path, start + file.read(len(_LFS) - len(start)), size)
         (length,) = _LENGTH.unpack(start)
         if length > _HEADER_LIMIT:
-            raise UnsupportedModel(f"model: {path} is no safetensors file: a header of {length} B")
+            raise UnsupportedModel(
+                f"model: {path} is not a safetensors file: a header of {length} B"
+            )
         _check_size(path, _LENGTH.size + length, size)
         file.seek(_LENGTH.size)
         header = _header(path, file.read(length))
@@ -54,9 +56,11 @@ def _header(path: Path, text: bytes) -> dict[str, Any]:
     try:
         header = json.loads(text)
     except ValueError as error:
-        raise UnsupportedModel(f"model: {path} is no safetensors file: {error}") from error
+        raise UnsupportedModel(f"model: {path} is not a safetensors file: {error}") from error
     if not isinstance(header, dict):
-        raise UnsupportedModel(f"model: {path} is no safetensors file: its header is no object")
+        raise UnsupportedModel(
+            f"model: {path} is not a safetensors file: its header is not an object"
+        )
     return header
 
 
@@ -65,7 +69,7 @@ def _data_size(path: Path, header: dict[str, Any]) -> int:
         ends = [int(each["data_offsets"][1]) for key, each in header.items() if key[:2] != "__"]
     except (TypeError, KeyError, IndexError, ValueError) as error:
         raise UnsupportedModel(
-            f"model: {path} is no safetensors file: a tensor without data_offsets"
+            f"model: {path} is not a safetensors file: a tensor without data_offsets"
         ) from error
     if not ends:
         raise UnsupportedModel(f"model: {path} holds no tensors")

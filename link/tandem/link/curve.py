@@ -86,7 +86,7 @@ class _OnlyRoles:
         try:
             known = any(self._ring.knows(role, text) for role in self._roles)
         except InvalidParameter:
-            logger.exception("keys of %s cannot be read; nobody new is let in", named)
+            logger.exception("keys of %s cannot be read; no new caller is accepted", named)
             return False
         if not known:
             logger.warning("a caller without a key of a %s was turned away", named)

@@ -100,7 +100,7 @@ class Listener:
         verdict = link.session.take(header, message, now)
         if verdict is Verdict.DELIVER:
             if not self._host.deliver(link, message):
-                self.drop(link, "it says more than is taken")
+                self.drop(link, "it sends more than is accepted")
         elif verdict is Verdict.STRAY:
             self._host.dropped("stray", type(message).__name__)
         elif verdict is not Verdict.NOTED:

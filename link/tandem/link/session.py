@@ -193,7 +193,7 @@ class Session:
             self.alive.progress(now, message)
             return Verdict.NOTED
         if isinstance(message, Reset):
-            self.end(f"it said reset: {message.reason}")
+            self.end(f"it sent RESET: {message.reason}")
             return Verdict.LOST
         return Verdict.STRAY
 
@@ -203,7 +203,7 @@ class Session:
             self.end("another process answers there")
             return Verdict.LOST
         if isinstance(message, Reset) and header.destination == self.me:
-            self.end(f"it said reset: {message.reason}")
+            self.end(f"it sent RESET: {message.reason}")
             return Verdict.LOST
         self.end("a frame was lost or misdirected")
         return Verdict.BROKEN

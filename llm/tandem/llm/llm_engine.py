@@ -498,7 +498,7 @@ class LLMEngine:
                 await self._made.close()
             await _end_rest()
         except Exception:
-            _log.exception("an engine that nobody waits for could not be closed")
+            _log.exception("an abandoned engine could not be closed")
         finally:
             self._loop.stop()
 

@@ -228,7 +228,7 @@ class LLM:
             template_kwargs=chat_template_kwargs or {},
         )
         if chat is not None and options_given != ChatOptions():
-            raise InvalidParameter("chat", chat, "None beside options of its own")
+            raise InvalidParameter("chat", chat, "None next to separate options")
         chat = options_given if chat is None else chat
         chats = chats_of(messages)
         params, options = one_each(sampling_params, len(chats))

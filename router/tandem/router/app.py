@@ -366,7 +366,7 @@ def _handle_errors(app: Starlette, table: RouteTable, client_gone: Callable[[], 
     async def ours(request: Request, error: Exception) -> Response:
         if isinstance(error, ClientGone):
             client_gone()
-            return Response(status_code=499)  # nobody reads it
+            return Response(status_code=499)  # the client has left
         return _response(request, answer_of(error))
 
     async def starlettes(request: Request, error: Exception) -> Response:

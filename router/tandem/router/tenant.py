@@ -89,7 +89,7 @@ class Tenant:
     id: str
     """16 hexadecimal digits, equal in all routers; empty without keys."""
     is_admin: bool = False
-    """Whether it is an administrator, who may read all tenants' data."""
+    """Whether it is an administrator, with access to all tenants' data."""
 
     @classmethod
     def from_key(cls, key: bytes, *, is_admin: bool = False) -> Tenant:

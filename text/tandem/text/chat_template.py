@@ -359,7 +359,7 @@ def _mark_last(messages: list[Message]) -> None:
     texts = [part for part in content or () if isinstance(part, dict) and "text" in part]
     if not texts:
         raise InvalidParameter(
-            "continue_final_message", True, "a last message that has text to go on with"
+            "continue_final_message", True, "a last message with text to continue"
         )
     last["content"] = [
         {**part, "text": part["text"] + _CONTINUED + _KEPT} if part is texts[-1] else part

@@ -1,8 +1,7 @@
 """`tandem run-batch`: answers all requests of a file, in OpenAI's batch format.
 
-By a server that runs (--url), or by one that is started for it (--model) and ended after it. All
-lines are checked before the first is sent. Answers are written as they come, under their custom_id;
-the output appears under its name when it is whole.
+The server runs already (--url), or is started for the file (--model). All lines are checked first.
+Answers are written as they arrive; the output gets its name when it is complete.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def places(output: str, source: str) -> tuple[Path, Path]:
     partial = target.with_name(f"{target.name}.part")
     check_place(OUTPUT, str(target))
     if os.path.lexists(partial) and (partial.is_symlink() or not partial.is_file()):
-        raise InvalidParameter(OUTPUT, output, f"one beside which {partial} is a file, or nothing")
+        raise InvalidParameter(OUTPUT, output, f"one next to which {partial} is a file, or nothing")
     for written in (target, partial):
         if written.exists() and os.path.exists(source) and written.samefile(source):
             raise InvalidParameter(OUTPUT, output, f"another file than the input, {source}")

@@ -27,7 +27,9 @@ def run(argv: list[str]) -> int:
         print(usage())
         return 0 if argv else 2
     if argv[0] not in KINDS:
-        print(f"tandem bench: {argv[0]!r} is no kind; see `tandem bench --help`", file=sys.stderr)
+        print(
+            f"tandem bench: {argv[0]!r} is not a kind; see `tandem bench --help`", file=sys.stderr
+        )
         return 2
     module = importlib.import_module(f"tandem.cli.bench.{argv[0]}")
     return int(module.run(argv[1:]))

@@ -1,7 +1,7 @@
 """`tandem bench kernels`: each kernel of a decoder layer against its roofline, on this device.
 
-The roofline is what must be read over what the memory gives, or what must be multiplied over what
-the matrix units give, whichever is more; both rates are measured first.
+The roofline is the time for required reads at the memory's rate, or for required products at the
+matrix units' rate, if that is longer. Both rates are measured first.
 """
 
 from __future__ import annotations

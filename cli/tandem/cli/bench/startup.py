@@ -67,7 +67,7 @@ def start(config: StartupConfig) -> dict[str, float]:
             ) as server:
                 return _measured(server, started)
         except (TandemError, httpx.HTTPError, ValueError, LookupError) as error:
-            print(f"What the server said last:\n{_last_lines(log)}", file=sys.stderr)
+            print(f"Last output of the server:\n{_last_lines(log)}", file=sys.stderr)
             if isinstance(error, TandemError):
                 raise
             raise TandemError(f"the server did not answer as it should: {error}") from error

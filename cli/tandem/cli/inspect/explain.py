@@ -164,7 +164,7 @@ def run(argv: list[str]) -> int:
     parser = Parser(
         prog="tandem explain",
         description="Draw where the time of one of a server's last calls went.",
-        epilog="`tandem explain service NAME` tells what the operator would do for an LLMService.",
+        epilog="`tandem explain service NAME` shows what the operator would do for an LLMService.",
     )
     parser.add_argument("request_id", help="the call's x-request-id, or the id of its answer")
     parser.add_argument("--url", default=f"http://127.0.0.1:{ROUTER_PORT}", help="the router's URL")

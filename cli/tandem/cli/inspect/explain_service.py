@@ -1,7 +1,7 @@
 """`tandem explain service`: what the operator would do for an LLMService now, without doing it.
 
-With a file, what it would do if the resource were as the file says. Every write is a dry run of the
-API server's, so the kubeconfig's user needs the rights of the operator's writes in the namespace.
+With a file, the resource is replaced by the file's. Every write is a dry run of the API server, and
+requires the rights of the operator's writes.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def check_shares(workers: Iterable[Sharer]) -> None:
                 raise _refused(second, text)
         if group.told and group.getting and group.told[-1].level >= DIVIDED:
             names = ", ".join(each.child.name for each in group.getting)
-            text = f"less than {DIVIDED:g} on GPU {group.gpu}: {names}, told no share, may take "
+            text = f"less than {DIVIDED:g} on GPU {group.gpu}: {names}, without a share, may take "
             text += f"what it leaves of {DIVIDED:g}, and nothing is left"
             raise _refused(group.told[-1], text)
 

@@ -1,7 +1,7 @@
 """`tandem up`: a whole stack on this machine, supervised in the foreground.
 
-Checks address and flags and prepares the model before any process starts, starts workers and
-router, shows readiness as it comes, restarts what dies, and leaves no process behind.
+Address, flags and model are checked before any process starts. Processes that die are restarted;
+none is left at the end.
 """
 
 from __future__ import annotations

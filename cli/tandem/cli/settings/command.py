@@ -177,7 +177,7 @@ class Parser(argparse.ArgumentParser):
             return f"{word!r} is not allowed here; {why}"
         flag = word.partition("=")[0]
         near = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.75)
-        return f"{flag} is no flag of `{self.prog}`" + (f"; {near[0]} is" if near else "")
+        return f"{flag} is not a flag of `{self.prog}`" + (f"; {near[0]} is" if near else "")
 
 
 def parse(

@@ -222,7 +222,7 @@ def whole_number(text: str) -> int:
     base = 1_000 if letter.islower() else 1_024
     exact = Decimal(found["number"].replace("_", "")) * base ** ("kmgt".index(letter.lower()) + 1)
     if exact != exact.to_integral_value():
-        raise ValueError(f"{text} is no whole number")
+        raise ValueError(f"{text} is not a whole number")
     return int(exact)
 
 

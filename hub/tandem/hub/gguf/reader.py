@@ -232,7 +232,7 @@ def _placed(described: list[_Described], values: Values, alignment: int) -> dict
         if name in tensors:
             raise Malformed(f"the tensor {name} twice")
         if offset % alignment:
-            raise Malformed(f"{name} at offset {offset}, which is no multiple of {alignment}")
+            raise Malformed(f"{name} at offset {offset}, which is not a multiple of {alignment}")
         packed, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
         if shape[-1] % packed:
             raise Malformed(f"{name} has rows of {shape[-1]} values; {kind} packs {packed}")
@@ -268,7 +268,7 @@ def _check_start(path: Path) -> None:
     if not start:
         raise UnsupportedModel(f"model: {path} is empty")
     if not start.startswith(MAGIC):
-        raise UnsupportedModel(f"model: {path} is no GGUF file: it begins with {start[:4]!r}")
+        raise UnsupportedModel(f"model: {path} is not a GGUF file: it begins with {start[:4]!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,7 @@ class Acceptance:
             if not is_allowed(secret):
                 said = (
                     f"{field} names Secret {name}, which lacks the label {LABEL_ALLOWED}={ALLOWED}:"
-                    f" who owns it may run `kubectl label secret {name} {LABEL_ALLOWED}={ALLOWED}`"
+                    f" its owner may run `kubectl label secret {name} {LABEL_ALLOWED}={ALLOWED}`"
                 )
                 return "False", Reason.SECRET_NOT_ALLOWED, said
         return None

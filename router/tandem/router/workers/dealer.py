@@ -121,7 +121,8 @@ class Dealer:
             before, self._refusals = self.is_refused, self._refusals + 1
             if self.is_refused and not before:
                 logger.warning(
-                    "%s refuses this router's CURVE key, or has another than is told", self._address
+                    "%s refuses this router's CURVE key, or has another key than configured",
+                    self._address,
                 )
             pause_ms = min(_RETRY_MS * self._failures, _RETRY_MAX_MS)
             self._next_key = self._loop.call_later(pause_ms / 1000, self.reopen)

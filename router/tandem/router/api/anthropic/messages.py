@@ -264,7 +264,7 @@ async def _whole(asked: Asked, body: CountBody) -> Response:
         async for _, output, choice in steps:
             if choice is not None:
                 last = output, choice
-    assert last is not None, "a stream that ends without an error has said something"
+    assert last is not None, "a stream without an error has an output"
     ending = _ending(asked, *last)
     asked.writer.end(*ending)
     content = msgspec.json.encode(asked.writer.message(*ending))
@@ -279,7 +279,7 @@ async def _events(asked: Asked, body: CountBody) -> AsyncGenerator[bytes, None]:
                 yield said
             if choice is not None:
                 last = output, choice
-    assert last is not None, "a stream that ends without an error has said something"
+    assert last is not None, "a stream without an error has an output"
     yield asked.writer.end(*_ending(asked, *last))
 
 

@@ -136,7 +136,7 @@ NAME = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 MOST_REFLECTED = 100
 """Maximum messages of one call of reflection."""
 _MAX_AGE = 1_800.0
-"""Maximum age of a connection in seconds; calls that nobody reads end with it."""
+"""Maximum age of a connection in seconds; unread calls end with it."""
 _MIN_PING_SECONDS = 10.0
 """Minimum seconds between a client's pings while nothing is sent."""
 _AT_ONCE = (pb.AbortRequest, pb.GetModelInfoRequest, health_pb2.HealthCheckRequest)

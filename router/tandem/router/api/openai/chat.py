@@ -200,7 +200,7 @@ async def _whole(
             if reader is not None:
                 for choice in output.outputs:
                     reader.take(output, choice)
-    assert last is not None, "a stream that ends without an error has said something"
+    assert last is not None, "a stream without an error has an output"
     said = last.outputs if reader is None else reader.choices.values()
     size = size_of(last.prompt_logprobs) + sum(size_of(each.logprobs) for each in said)
     content = await service.llm.cpu_pool.run(size, _content, body, answer, last, reader)

@@ -183,7 +183,7 @@ async def _whole(
         choices = await choices_of(service.llm, body, prepared)
         async with aclosing(_outputs(service, body, request, prepared)) as outputs:
             last = {prompt: output async for prompt, output in outputs}
-    assert len(last) == len(prepared), "a stream that ends without an error has said something"
+    assert len(last) == len(prepared), "a stream without an error has an output"
     size = sum(
         size_of(choice.logprobs) + size_of(output.prompt_logprobs)
         for output in last.values()

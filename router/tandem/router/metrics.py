@@ -196,7 +196,6 @@ class RouterMetrics:
         )
 
     def rejections(self) -> dict[str, int]:
-        """Return the rejected requests by reason."""
         found: dict[str, int] = {}
         for reason, value in _samples(self._rejections, "_total", "reason"):
             if value:
@@ -255,7 +254,6 @@ class RouterMetrics:
         self._http.labels(path, str(status)).inc()
 
     def hints_ignored(self, names: Iterable[str]) -> None:
-        """Count hints without effect."""
         for name in names:
             self._hints.labels(name).inc()
 

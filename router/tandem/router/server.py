@@ -111,7 +111,6 @@ class Server(uvicorn.Server):
         """Connections made after the signal."""
         self._late_servers: list[asyncio.Server] = []
         self._rpc: asyncio.Task[None] | None = None
-        """End of gRPC."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, on `::` for both families."""

@@ -40,7 +40,6 @@ class TenantParts(Generic[_Name]):
         return self._tenant_of.get(name)
 
     def add(self, tenant: str, name: _Name, size: int) -> None:
-        """Add an entry of ``size`` bytes."""
         part = self._parts.setdefault(tenant, _Part())
         part.sizes[name] = size
         self._tenant_of[name] = tenant
@@ -56,7 +55,6 @@ class TenantParts(Generic[_Name]):
         self._parts[self._tenant_of[name]].sizes.move_to_end(name)
 
     def remove(self, name: _Name) -> None:
-        """Remove an entry."""
         tenant = self._tenant_of.pop(name)
         part = self._parts[tenant]
         self._grow(part, -part.sizes.pop(name))
@@ -106,7 +104,6 @@ NO_KEYS = Tenant("")
 """Tenant of requests without keys, or before their check."""
 
 current_tenant: ContextVar[Tenant] = ContextVar("tandem_tenant", default=NO_KEYS)
-"""Tenant of the current task's call."""
 
 
 def tenant_id() -> str:

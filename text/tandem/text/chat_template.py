@@ -187,7 +187,6 @@ class ChatOptions:
     documents: Sequence[Mapping[str, Any]] | None = None
 
     def verify(self) -> ChatOptions:
-        """Return self, or raise InvalidParameter."""
         if self.continue_final_message and self.add_generation_prompt:
             raise InvalidParameter(
                 "continue_final_message",
@@ -206,9 +205,7 @@ class Isolated(Protocol):
         messages: Sequence[Mapping[str, Any]],
         options: ChatOptions,
         named_tokens: Mapping[str, str],
-    ) -> str:
-        """Render a chat as ``ChatTemplates.render`` does."""
-        ...
+    ) -> str: ...
 
 
 class ChatTemplates:

@@ -122,7 +122,6 @@ class Turns:
     """Repairs of a chat. Most templates need none."""
 
     joins_users: bool = False
-    """Join consecutive user messages."""
     joins_assistants: bool = False
     """Join consecutive assistant messages and their calls."""
     answers: str | None = None
@@ -134,7 +133,6 @@ class Turns:
     splits_calls: bool = False
     """Split the calls of one message, each before its result."""
     joins_systems: bool = False
-    """Join system messages at the beginning."""
     moves_later_systems: bool = False
     """Convert system messages after the beginning to user messages."""
     has_no_system: bool = False

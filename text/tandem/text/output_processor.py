@@ -143,7 +143,6 @@ class RequestState:
 
     @property
     def finished(self) -> bool:
-        """Return whether every choice has ended."""
         return self._running == 0
 
     @property

@@ -15,7 +15,6 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import SamplingParams
 
 MAX_STOP_CHARS = 1024
-"""Maximum characters of a stop string."""
 
 
 def check_stops(stops: Sequence[str]) -> None:

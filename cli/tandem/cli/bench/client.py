@@ -65,7 +65,6 @@ class Target:
     """Endpoint of requests, and their common fields."""
 
     url: str
-    """URL of the endpoint."""
     model: str
     headers: dict[str, str]
     body: dict[str, Any]

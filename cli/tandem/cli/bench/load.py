@@ -33,9 +33,7 @@ class Arrival(NamedTuple):
     at: float
     """Seconds after the first row."""
     prompt: int
-    """Prompt tokens."""
     answer: int
-    """Answer tokens."""
 
 
 def arrivals_of(path: Path) -> Iterator[Arrival]:

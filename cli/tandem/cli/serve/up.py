@@ -150,7 +150,6 @@ class Supervisor:
         self._due: list[Child] = []
         """Children to start as soon as they may."""
         self._engines: dict[str, dict[str, Any]] = {}
-        """Engine settings by role."""
         self._facts: ModelFacts | None = None
         self._request: tuple[str, dict[str, Any]] | None = None
         """Request that the model can answer."""

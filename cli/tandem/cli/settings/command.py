@@ -144,7 +144,6 @@ class Parser(argparse.ArgumentParser):
         return frozenset(self._option_string_actions)
 
     def error(self, message: str) -> NoReturn:
-        """Raise UsageError."""
         found = _ARGUMENT.fullmatch(message)
         if found is None:
             raise UsageError(message, self.prog)

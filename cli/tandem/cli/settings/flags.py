@@ -36,7 +36,6 @@ class Section:
     """Fields that the command sets itself."""
 
     def flags(self) -> list[Setting]:
-        """Return the settings that become flags."""
         return [each for each in settings_of(self.settings) if each.name not in self.leave_out]
 
 

@@ -285,7 +285,6 @@ class GgufTensor:
 
     @property
     def size(self) -> int:
-        """Return the number of values."""
         return math.prod(self.shape)
 
     def rows(self, order: npt.NDArray[np.intp] | None = None) -> npt.NDArray[np.float32]:

@@ -51,7 +51,6 @@ KINDS = {
     "Service": ("/api/v1", "services"),
     "ServiceAccount": ("/api/v1", "serviceaccounts"),
 }
-"""Path and plural by kind."""
 
 
 class ClusterError(TandemError):
@@ -315,7 +314,6 @@ REFUSALS = (400, 403, 422)
 _OF_ALL = (0, 401)
 """Statuses that concern no single object: no connection, or no authentication."""
 _BUSY = 429
-"""Status of an overloaded API server."""
 _LATE = "ReadTimeoutError"
 """Reason of a timeout on an open connection."""
 

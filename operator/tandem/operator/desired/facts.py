@@ -23,7 +23,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     pinned: str | None = None
     """Commit of a moving model revision."""
     may_have_job: bool = True
-    """Whether the model's Job may exist."""
     key_generation: int = 1
     publics: dict[str, str] = {}
     """Public CURVE keys, by ``role.generation``."""

@@ -31,7 +31,6 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     source: str | None
     """Source for ``--model``; None if the files exist."""
     in_pods: bool
-    """Whether each pod fetches."""
     digest: str
     """Digest of the source; part of the Job's name."""
 

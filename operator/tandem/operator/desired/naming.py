@@ -50,7 +50,6 @@ class Role(StrEnum):
 
 WORKERS = (Role.PREFILL, Role.DECODE)
 MODEL_COMPONENT = "model"
-"""Component of the model's Job."""
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -75,7 +74,6 @@ class Identity(msgspec.Struct, frozen=True):
         return self.child(*parts, hashlib.sha256(self.uid.encode()).hexdigest()[:_UID_DIGITS])
 
     def labels(self, component: str | None = None) -> dict[str, str]:
-        """Return the labels of every child."""
         labels = {
             LABEL_APP: APP,
             LABEL_INSTANCE: self.name,
@@ -90,7 +88,6 @@ class Identity(msgspec.Struct, frozen=True):
         return labels | ({LABEL_REVISION: revision} if revision else {})
 
     def pod_labels(self, role: Role, revision: str, model: str) -> dict[str, str]:
-        """Return the labels of a pod."""
         return {
             **self.labels(role),
             LABEL_ROLE: role,

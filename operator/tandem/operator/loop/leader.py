@@ -61,7 +61,6 @@ class Watchdog:
                 faulthandler.dump_traceback_later(left, exit=True, file=self._silent)
 
     def stop(self) -> None:
-        """Stop for good."""
         with self._changed:
             self._stopped = True
             self._deadline = None

@@ -140,7 +140,6 @@ class WorkQueue:
         return wait
 
     def stop(self) -> None:
-        """Stop, and wake all waiting threads."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()

@@ -32,7 +32,6 @@ class PodAccess:
     """Ports and token for requests to the pods of a service."""
 
     probe_port: int
-    """Probe port of workers."""
     others: Mapping[RevisionKey, int]
     """Different probe ports of other revisions."""
     token: str

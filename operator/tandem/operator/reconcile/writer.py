@@ -146,7 +146,6 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def falls(self) -> bool:
-        """Return whether pods leave."""
         return self.before is not None and self.after < self.before
 
 

@@ -46,7 +46,6 @@ class Ending:
         return task
 
     def end(self, task: asyncio.Task[object]) -> None:
-        """Remove an answered request."""
         self._answering.pop(task, None)
         self._told.pop(task, None)
 

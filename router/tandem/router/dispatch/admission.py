@@ -31,7 +31,6 @@ class Turns:
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         """Heap by tag and number."""
         self._taken = False
-        """Whether this round is taken."""
 
     async def take(self) -> None:
         loop = asyncio.get_running_loop()
@@ -139,7 +138,6 @@ class AdmissionQueue:
         self._shares: dict[str, _Share] = {}
         """Shares of tenants with requests."""
         self._members: dict[int, _Waiting] = {}
-        """Waiting requests by number."""
         self._number = 0
 
     @property

@@ -147,7 +147,6 @@ class Inbox(Generic[_Leg]):
             self._had_too_much = too_much
 
     def pop(self) -> tuple[_Leg, LegEvent] | None:
-        """Return the next event, or None."""
         if not self._items:
             return None
         size, leg, event = self._items.popleft()
@@ -235,7 +234,6 @@ class Leg:
         self.whole_tokens = 0
         """Tokens of the same prompt, including cached ones."""
         self.record: LegRecord | None = None
-        """Record of its times, if kept."""
 
     def receive(self, event: LegEvent) -> None:
         record = self.record
@@ -331,7 +329,6 @@ class Attempt:
         """Failure by a deadline of the attempt."""
         self._waiter: asyncio.Future[None] | None = None
         self.record: AttemptRecord | None = None
-        """Record of its times, if kept."""
 
     def start(
         self,
@@ -357,7 +354,6 @@ class Attempt:
         return None
 
     def receive(self, leg: Leg, event: LegEvent) -> None:
-        """Handle an event of a leg."""
         self.received_at = self._loop.time()
         self._inbox.put(leg, event)
         if type(event) is EngineCoreOutput or type(event) is PooledOutput:

@@ -263,7 +263,6 @@ class Dispatcher:
         self.hit_ceiling = self._placing.hit_ceiling
         self._metrics = metrics
         self.canary_metrics = RouterMetrics()
-        """Metrics of canaries."""
         self.explanations = Explanations()
         self._limits = limits
         self._jobs: dict[str, Job] = {}
@@ -427,7 +426,6 @@ class Dispatcher:
         job.admitted = True
 
     def _leave(self, job: Job) -> None:
-        """Leave admission, once."""
         if job.admitted:
             job.admitted = False
             self.admission.leave(job.num_prompt, tenant=job.request.tenant)

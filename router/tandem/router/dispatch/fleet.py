@@ -78,7 +78,6 @@ class Ledger:
 
     @property
     def done(self) -> bool:
-        """Return whether every choice has ended."""
         return self._open == 0
 
     @property

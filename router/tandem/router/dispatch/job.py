@@ -108,7 +108,6 @@ class PromptHashes:
         return len(lacking) * (_TOKEN * len(self._request.prompt_token_ids) + vectors)
 
     def compute(self, lacking: dict[str, int]) -> dict[str, Hashes]:
-        """Return the hashes under each fingerprint."""
         return {name: self._compute(name, block_size) for name, block_size in lacking.items()}
 
     def learn(self, computed: dict[str, Hashes]) -> None:
@@ -159,7 +158,6 @@ class Job:
         recording: Recording | None = None,
     ) -> None:
         self.metrics = metrics
-        """Metrics that count it."""
         self.route = route
         self.recording = recording
         self.scene: Scene | None = None
@@ -169,7 +167,6 @@ class Job:
         self.name = name
         """Id for workers, unique in this process."""
         self.deadline = deadline
-        """Deadline on the loop's clock."""
         self.ledger = Ledger(request.params.n, request.emitted, request.finished_choices)
         self.retry_policy = RetryPolicy(max_attempts)
         self.patience = Patience()

@@ -141,7 +141,6 @@ class RetryPolicy:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Return all failures, first to last."""
         return tuple(str(failure) for failure in self.failures)
 
     @property

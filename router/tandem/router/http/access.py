@@ -33,7 +33,6 @@ SHARE = 20
 SETTLED_NS = 100_000_000
 """Age from which a file's times identify its version; younger files are always read."""
 MAX_KEY_BYTES = 4_096
-"""Maximum bytes of a key's file."""
 
 
 class KnownKeys:
@@ -218,7 +217,6 @@ class RouteTable:
         return access
 
     def methods(self, scope: Scope) -> list[str]:
-        """Return the methods of a path."""
         met = [route for route, _ in self._routes if route.matches(scope)[0] is not Match.NONE]
         found = [route.methods or () for route in met if isinstance(route, Route)]
         return sorted({method for methods in found for method in methods})

@@ -134,7 +134,6 @@ class GuardedProtocol(EndingProtocol):
         self._named = self._num_headers = 0
 
     def on_headers_complete(self) -> None:
-        """Begin the deadline of the body."""
         problem = framing_problem(self.parser.get_http_version(), self.headers)
         if problem is not None:
             self._give_up(malformed(problem))

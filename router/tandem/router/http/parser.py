@@ -47,11 +47,9 @@ class RequestParser:
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def close(self) -> None:
-        """Drop the reference to the connection."""
         del self._parser
 
     def feed_data(self, data: bytes) -> None:
-        """Parse received bytes. Raises HttpParserError."""
         while True:
             try:
                 self._parser.feed_data(data)

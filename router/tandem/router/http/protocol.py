@@ -182,7 +182,6 @@ class JoinedProtocol(HttpToolsProtocol):
         """Do nothing: the parts of this head come a second time."""
 
     def on_headers_complete(self) -> None:
-        """Prepare the answer to a request."""
         super().on_headers_complete()
         cycle = self.cycle
         if cycle is not None:
@@ -335,7 +334,6 @@ class EndingProtocol(JoinedProtocol):
         return isinstance(answer, UnchunkedCycle) and answer.would_seem_whole()
 
     def _give_up_requests(self) -> None:
-        """Disconnect all requests."""
         for cycle in self.cycles:
             cycle.disconnected = True
             cycle.message_event.set()

@@ -26,7 +26,6 @@ from tandem.router.workers.connection import Worker
 from tandem.router.workers.pool import handoff_peers
 
 PHASES = ("admission", "no_worker", "sent", "prefill", "handoff", "decode", "client")
-"""Phases of a request, in order."""
 
 
 @dataclass(slots=True)
@@ -92,7 +91,6 @@ class LiveFleet:
     rates: RouterRates
 
     def to_json(self) -> dict[str, Any]:
-        """Return the current state."""
         now = time.monotonic()
         fleet, pool = self.fleet, self.fleet.pool
         underway = Underway.of(self.dispatcher.jobs)
@@ -260,7 +258,6 @@ def _transport(fleet: Fleet) -> str | None:
 
 
 MAX_SERIES = 256
-"""Maximum links with series."""
 
 Labels = tuple[str, ...]
 

@@ -20,7 +20,6 @@ class RouterRates:
         self._window = Window()
 
     async def run(self) -> None:
-        """Sample until it is cancelled."""
         naps = Naps(asyncio.get_running_loop(), SAMPLE_SECONDS)
         while True:
             self.sample(time.monotonic())

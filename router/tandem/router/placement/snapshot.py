@@ -24,7 +24,6 @@ class PromptFacts:
     one_token: bool = False
     """Whether it ends with its next token."""
     pooled: bool = False
-    """Whether it is pooled."""
     query_key: str | None = None
     """Key of a query that one worker keeps."""
     fingerprint: str | None = None
@@ -81,15 +80,12 @@ class WorkerView:
     prompt_share: float = 0.0
     """Recent share of prompts in its time, 0 to 1."""
     prompts_per_s: float = 0.0
-    """Recent rate of computed prompts."""
     total_blocks: int = 0
     """0 if unknown."""
     free_blocks: int = 0
     block_size: int = 16
     token_bytes: float = 0.0
-    """KV bytes per token."""
     free_share: float = 1.0
-    """Share of free KV blocks."""
     num_legs: int = 0
     """Legs of this router, known without a report."""
     num_streams: int = 0
@@ -100,14 +96,11 @@ class WorkerView:
     """Those tokens that the worker computes itself."""
     leg_prompts: int = 0
     draining: bool = False
-    """Whether it drains or sleeps."""
     revision: str = ""
     """Revision of its role in a cluster."""
     admitted: bool = True
-    """Whether its revision serves users."""
     pools: bool = True
     takes_embeds: bool = False
-    """Whether it accepts prompts of embeddings."""
     suspect: bool = False
     """Whether it failed recently by its own fault: the last choice."""
 

@@ -71,7 +71,6 @@ class WorkerNote:
 
     @property
     def template(self) -> tuple[str, str]:
-        """Return role and revision."""
         return (self.role, self.revision)
 
 

@@ -142,7 +142,6 @@ class WorkerPool:
             self._context = None
 
     def add(self, endpoint: str) -> None:
-        """Connect to ``host:port``."""
         assert self._context is not None, "add() before start()"
         if endpoint not in self._links:
             self._links[endpoint] = WorkerConnection(self._context, endpoint, self)
@@ -182,7 +181,6 @@ class WorkerPool:
         return sorted(where for where, each in self._links.items() if each.is_refused)
 
     def other_wires(self) -> dict[str, str]:
-        """Return other protocols by address."""
         return {where: each.other_wire for where, each in self._links.items() if each.other_wire}
 
     def drain(self, endpoint: str, grace_ms: int) -> None:

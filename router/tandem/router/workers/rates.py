@@ -66,5 +66,4 @@ class DecayedRate:
         self._at = now
 
     def read(self, now: float) -> float:
-        """Return the rate per second."""
         return self._value * math.exp(-max(0.0, now - self._at) / self._seconds)

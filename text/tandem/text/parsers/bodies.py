@@ -151,7 +151,6 @@ class NamedJson:
     separators: tuple[str, ...] = ()
     before: str = ""
     after: str = ""
-    """Optional text after the arguments."""
     name_prefix: str = ""
     """Prefix of names that belongs to the id only."""
     says_id: bool = False
@@ -219,7 +218,6 @@ class TaggedParameters:
     """Text that begins its value; if empty, ``key_end`` does."""
     value_end: str
     end: str
-    """Text that ends the call."""
     pad: str = "\n"
     """Optional text around a value; empty if a value keeps its line ends."""
 

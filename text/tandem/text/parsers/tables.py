@@ -72,7 +72,6 @@ class ToolFormat:
     """Syntax of a model's calls: regions of one or several calls."""
 
     opens: tuple[str, ...]
-    """Texts that begin a region."""
     body: Body
     call_opens: tuple[str, ...] = ()
     """Texts that begin a call within a region, and possibly the region."""
@@ -82,9 +81,7 @@ class ToolFormat:
     listed: bool = False
     """Whether calls may be a list in brackets."""
     needs_list: bool = False
-    """Whether calls are always a list."""
     closes: tuple[str, ...] = ()
-    """Optional texts that end a region."""
     at_start: tuple[str, ...] = ()
     """Texts that begin a region only at the start of the answer, and are part of it."""
 

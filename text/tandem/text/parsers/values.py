@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 MAX_DEPTH = 64
-"""Maximum nesting of objects and lists."""
 _MAX_NUMBER = 512
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _SPACE = re.compile(r"[ \t\r\n]+")

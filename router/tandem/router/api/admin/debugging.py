@@ -26,7 +26,6 @@ routes = Routes("operation")
 
 USUAL_CALLS = 20
 MOST_CALLS = 100
-"""Maximum calls in one answer."""
 
 
 @routes.get("/debug/canary")

@@ -210,7 +210,6 @@ class Tool(Body):
         return self.type in (None, "custom")
 
     def check(self, reading: Reading, prefix: str = "") -> None:
-        """See Body."""
         if not self.is_custom:
             ignore_tool(self.type or "", reading)
             return

@@ -64,11 +64,9 @@ class Service:
     llm: AsyncLLM
     metrics: RouterMetrics
     canary_metrics: RouterMetrics
-    """Metrics of canaries."""
     names: Callable[[], tuple[str, ...]]
     """Names of the model; empty while none is known."""
     body_seconds: float
-    """Maximum seconds to receive a body."""
     stream_seconds: float
     """Maximum seconds to write a stream, including the client's delays."""
     bounds: RequestBounds

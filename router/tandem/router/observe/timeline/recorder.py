@@ -75,7 +75,6 @@ class Ring:
         return len(self._kept) if reader.is_admin else self._parts.count(reader.id)
 
     def open(self, recording: Recording) -> None:
-        """Add a running call."""
         self._open[id(recording)] = recording
 
     def close(self, recording: Recording) -> None:

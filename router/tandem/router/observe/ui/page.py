@@ -41,7 +41,6 @@ _KINDS = {
 }
 _STATIC = {each.name: each.read_bytes() for each in (files(__package__) / "static").iterdir()}
 _PAGES = {"index.html": ("/ui",), "docs.html": ("/docs", "/redoc")}
-"""Paths of pages, by file."""
 
 
 def _serve(name: str) -> None:

@@ -24,7 +24,6 @@ from tandem.text.parsers.events import (
 from tandem.text.parsers.model import ModelParsers
 
 MAX_CALLS = 128
-"""Maximum calls of one choice."""
 
 
 @dataclass(slots=True)

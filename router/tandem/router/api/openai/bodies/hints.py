@@ -115,7 +115,6 @@ class Hint:
 
     @property
     def accepted(self) -> str:
-        """Return the accepted values as text."""
         return self.allowed or " or ".join(_KINDS[each][1] for each in self.kinds)
 
     def schema(self) -> dict[str, Any]:

@@ -21,7 +21,6 @@ class Refused:
     neutral: tuple[object, ...] = ()
 
     def check(self, name: str, value: object) -> None:
-        """Raise InvalidParameter unless ``value`` is neutral."""
         if value is None or any(same(value, each) for each in self.neutral):
             return
         raise InvalidParameter(name, value, f"{self._allowed()}: {self.why}")
@@ -76,7 +75,6 @@ GENERATION: Mapping[str, Refused] = {
     "mm_processor_kwargs": Refused(_TEXT, ({},)),
     "media_io_kwargs": Refused(_TEXT, ({},)),
 }
-"""Refused parameters of chats and completions."""
 
 CHAT: Mapping[str, Refused] = {
     **GENERATION,

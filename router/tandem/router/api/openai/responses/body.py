@@ -154,7 +154,6 @@ class ResponsesBody(Body):
 
     @property
     def says_logprobs(self) -> bool:
-        """Return whether texts have log-probabilities."""
         return LOGPROBS in (self.include or ())
 
     def check(self, reading: Reading, prefix: str = "") -> None:

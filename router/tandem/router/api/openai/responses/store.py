@@ -175,7 +175,6 @@ def _items(encoded: bytes) -> list[Any]:
 routes = Routes("OpenAI")
 
 MOST_ITEMS = 100
-"""Maximum items of a page."""
 
 
 def store_of(request: Request) -> ResponseStore:

@@ -27,7 +27,6 @@ Logprobs = Sequence[dict[str, Any]]
 _TOKEN_WEIGHT = 3.0
 """Cost of a token at one position, for ``CpuPool``."""
 _TEXT_WEIGHT = 1 / 80
-"""Cost of a character."""
 _CLOSED, _ENDED = 3, 3
 """Number of times that an item is written when closed, and at the end."""
 
@@ -60,7 +59,6 @@ class ResponseWriter:
 
     @property
     def end_weight(self) -> int:
-        """Return the cost of ``end``."""
         together = self._open_weight + self._closed_weight
         if not self._streams:
             return int(2 * together)
@@ -96,7 +94,6 @@ class ResponseWriter:
         return self._flushed()
 
     def end(self, finish: FinishReason | None, usage: dict[str, Any]) -> bytes:
-        """Return the last events."""
         whole = finish is FinishReason.STOP
         self._close("completed" if whole else "incomplete")
         status = "completed" if whole else "incomplete"

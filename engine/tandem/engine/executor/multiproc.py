@@ -109,7 +109,6 @@ class MultiprocExecutor:
         return subprocess.Popen(command, pass_fds=(descriptor,), stdin=subprocess.DEVNULL)
 
     def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        """Send the plan; a rank's error is in the future."""
         future = RankFuture(self)
         try:
             self._settle_memory()
@@ -123,7 +122,6 @@ class MultiprocExecutor:
         return future
 
     def draw(self, masks: TokenMasks) -> None:
-        """Send the masks; the step's future raises if the rank has ended."""
         with suppress(ChannelClosed):
             self._open.send(encode(masks), seconds=STEP_SECONDS)
 

@@ -35,7 +35,6 @@ class DummyWeights(Weights):
         self._seed = seed
 
     def names(self) -> Collection[str]:
-        """Return the names requested so far, sorted."""
         return sorted(self._used)
 
     def __contains__(self, name: str) -> bool:

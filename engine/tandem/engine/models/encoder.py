@@ -108,7 +108,6 @@ class Encoder:
 
     @property
     def rotary(self) -> Rotary | None:
-        """Return None: positions have a table."""
         return None
 
     def forward(self, token_ids: Tensor, step: StepContext, rows: Tensor | None) -> Tensor:

@@ -216,7 +216,6 @@ class OffloadConnector:
         return self._blocks.find(digest) is not None
 
     def reset(self) -> int:
-        """Forget all hashes. Copies under way still complete: their content matches their hash."""
         hashes = self._blocks.hashes()
         for digest in hashes:
             self._forget(digest)
@@ -275,7 +274,6 @@ class OffloadConnector:
         """Do nothing."""
 
     def finished(self, request: Request, why: str) -> Hold:
-        """Hold blocks that a load still writes."""
         self._missed.discard(request.key)
         ticket = self._ticket_of.get(request.key)
         if ticket is None:

@@ -48,7 +48,6 @@ class Connectors:
         return None
 
     def lookup(self, request: Request, num_local: int) -> Remote:
-        """Return the first answer that is not NOTHING."""
         for each in self._all:
             remote = each.lookup(request, num_local)
             if remote.lookup is not Lookup.NOTHING:

@@ -131,7 +131,6 @@ class Constraint:
 
     @property
     def is_dead(self) -> bool:
-        """Return whether no token is allowed, so that the answer ends. Requires ``is_ready``."""
         return not any(self.mask)
 
     @property
@@ -139,8 +138,6 @@ class Constraint:
         return self._grammar.is_terminated
 
     def is_ready(self, seconds: float = 0.0) -> bool:
-        """Return whether the next token's mask is made, after at most ``seconds``. Raises
-        GrammarError."""
         making = self._making
         if making is not None:
             waits = seconds > 0
@@ -152,7 +149,6 @@ class Constraint:
         return True
 
     def call_when_ready(self) -> None:
-        """Wake the step loop when the mask is made; call ``is_ready`` again then."""
         self._calls = True
 
     def accept(self, token: int, *, last: bool = False) -> bool:
@@ -190,7 +186,6 @@ class Constraint:
         return mask is not None and bool(mask[token // 8] >> token % 8 & 1)
 
     def ends_with(self, token: int) -> bool:
-        """Return whether the answer could only end after ``token``. Raises GrammarError."""
         if token in self._ends and self._grammar.is_accepting:
             return True
         after = self._grammar.copy()

@@ -92,7 +92,6 @@ class StructuredOutputManager:
         return source.params.structured_outputs is not None
 
     def admit(self, request: Request) -> Refusal | None:
-        """Begin to compile, unless a grammar of the same form is kept."""
         wanted = wanted_of(request.source)
         assert request.seq not in self._begun, f"{request} is admitted twice"
         constraint: Future[Constraint] = Future()
@@ -129,7 +128,6 @@ class StructuredOutputManager:
         return Refusal(code=RefusalCode.INVALID, message=str(error), param=error.param)
 
     def overdue(self, request: Request) -> Refusal:
-        """Return a refusal; a form that no thread had time for may be valid."""
         if self._begun[request.seq].waits:
             field = f"structured_outputs.{wanted_of(request.source).kind}"
             return _not_now(field, f"others were compiled for {self.seconds:g} s before {field}")
@@ -155,7 +153,6 @@ class StructuredOutputManager:
             del self._kept[:-MAX_GRAMMARS]
 
     def close(self) -> None:
-        """Begin nothing more. May be called twice."""
         self._closed = True
         self._masking.close()
         for threads in self._compiling.values():

@@ -136,7 +136,6 @@ class ConsumerMover(LinkedMover):
     # Actions.
 
     def execute(self, action: Action, now: Millis) -> list[Action]:
-        """Send, report and read at once; unpacks are queued, so that messages need not wait."""
         if isinstance(action, Send):
             self.phases.sent(action.message)
             self.say(action.to, action.message)
@@ -173,7 +172,6 @@ class ConsumerMover(LinkedMover):
         self.active()
 
     def work(self, now: Millis) -> list[Action]:
-        """Continue reads, finished unpacks and one more, probes, deadlines."""
         if self.reads:
             self._carry_out(self._poll_reads(now), now)  # at once: an engine waits for their end
             if self._told:
@@ -266,8 +264,6 @@ class ConsumerMover(LinkedMover):
         return self.table.apply(d_events.Unpacked(item.key, item.index, cause, message), now)
 
     def rest(self, now: Millis) -> float | None:
-        """Return the seconds to the next deadline, or a nap while a read or an unpack is under
-        way."""
         if self._unpacks.waits:
             return 0
         naps = [
@@ -282,7 +278,6 @@ class ConsumerMover(LinkedMover):
         return min((each for each in naps if each is not None), default=None)
 
     def wakers(self) -> list[int]:
-        """Return sockets with answers under way, if every read has one."""
         return self.reads.wakers()
 
     def pause(self, seconds: float | None) -> None:

@@ -252,7 +252,6 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
             memory.write(slot, pattern(self.parts.incarnation, self._pattern_bytes))
 
     def take(self, item: ProducerItem, now: Millis) -> list[Action]:
-        """Handle an item of the engine or a link, in the order of arrival."""
         if isinstance(item, FromPeer):
             return self._take_message(item, now)
         if isinstance(item, LinkUp):
@@ -310,7 +309,6 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         return self.table.link_lost(item.peer, now)
 
     def execute(self, action: Action, now: Millis) -> list[Action]:
-        """Send and report at once; packs are queued, so that messages do not wait for them."""
         if isinstance(action, Send):
             if isinstance(action.message, Committed) and not action.message.key.is_pull:
                 self.metrics.endings_of("producer", "committed").inc()
@@ -339,7 +337,6 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         self._gave(len(action.block_ids) * self.parts.layout.groups[action.group].block_bytes)
 
     def work(self, now: Millis) -> list[Action]:
-        """Continue fences, finished packs and one more, the peers' reads, deadlines."""
         actions = self._see_fences(now)
         if self._packs.waits:
             actions += self._begin_pack(self._packs.next(), now)
@@ -392,7 +389,6 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         self.active()
 
     def rest(self, now: Millis) -> float | None:
-        """Return the seconds to the next deadline, or a nap while work is under way."""
         if self._packs.waits:
             return 0
         naps = [self.until(self.table.next_deadline(), now)]

@@ -115,7 +115,6 @@ class HandoffConsumer:
         return self.ended() or self._mover.book.why_down(producer)
 
     def peer_health(self) -> tuple[PeerHealth, ...]:
-        """Return every prefill worker that was seen, and is linked or still named."""
         known, ended = self._mover.book.snapshot(), self.ended()
         if ended is None:
             return known
@@ -206,7 +205,6 @@ class HandoffConsumer:
         return 0
 
     def progress(self) -> int:
-        """Return a counter that grows while parts are read and unpacked."""
         return self._board.transfers
 
     def expected(self) -> float:
@@ -226,19 +224,15 @@ class HandoffConsumer:
         return freed
 
     def wake_up(self) -> None:
-        """Report that the engine is awake; the first read allocates the memory again."""
         self._mover.inbox.put(SleepState(asleep=False))
 
     def note_progress(self, engine_step: int, has_work: bool) -> None:
-        """Record a step of the engine's loop for the beats."""
         self._board.note_engine(has_work)
 
     def ended(self) -> str | None:
-        """Return why no hand-off will ever work here again, or None."""
         return self._mover.ending or self._channel.problem
 
     def problem(self) -> str | None:
-        """Return why this worker must get no hand-offs, or None."""
         gone = self.ended()
         if gone is not None:
             return gone

@@ -341,11 +341,9 @@ class HandoffProducer:
         self._board.note_engine(has_work)
 
     def ended(self) -> str | None:
-        """Return why no hand-off will ever work here again, or None."""
         return self._mover.ending or self._channel.problem
 
     def problem(self) -> str | None:
-        """Return why no hand-off can work now, or None."""
         return self.ended()
 
     def _remember(self, key: RequestKey, what: str) -> None:

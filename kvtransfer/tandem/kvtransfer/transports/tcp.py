@@ -91,7 +91,6 @@ class Link:
             return True
 
     def close(self) -> list[Ended]:
-        """Close every socket, and only then return the failed reads."""
         with self._lock:
             self._over = True
         for stream in self.streams:
@@ -136,8 +135,6 @@ class Stream:
         return self.sock, sending | select.POLLIN
 
     def advance(self, memory: SlotMemory, landed: Callable[[Ticket], None]) -> None:
-        """Send and receive as far as the socket allows. Raises OSError, TransportError at its
-        end."""
         with self.lock:
             if self._lookup is not None and not self._open(self._lookup):
                 return
@@ -150,7 +147,6 @@ class Stream:
                 return
 
     def close(self) -> None:
-        """Close the stream: no byte is written after this."""
         with self.lock:
             self._closed, self._lookup, self._into = True, None, None
             if self.sock is not None:
@@ -362,11 +358,9 @@ class TcpTransport:
         self._take()
 
     def filenos(self) -> list[int]:
-        """Return a descriptor that is readable when a read has ended."""
         return [self._ended.fileno()]
 
     def close(self, peer: Incarnation) -> None:
-        """Close its sockets, which ends its reads."""
         link = self._links.pop(peer, None)
         if link is None:
             return

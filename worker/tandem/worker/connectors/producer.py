@@ -73,7 +73,6 @@ class PrefillConnector:
     def computed(
         self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
     ) -> None:
-        """Announce the chunk once its fence has passed."""
         if request.key in self._exports:
             wants = self._producer.wants_hashes
             hashes = request.hashes_upto(tokens.stop // self._block_size) if wants else ()
@@ -99,7 +98,6 @@ class PrefillConnector:
         self._producer.cancel(key)
 
     def poll(self) -> list[Loaded | LoadFailed | Released]:
-        """Return the exports that ended; a revoked one has failed for the engine."""
         told = (self._told(event) for event in self._poll())
         return [each for each in told if each is not None]
 

@@ -122,7 +122,6 @@ class EnforcerBackend:
         )  # the library's default lacks characters
 
     def compile(self, wanted: StructuredOutputsParams) -> EnforcerMatcher:
-        """Return the matcher of a prepared form. Raises ValueError."""
         from lmformatenforcer import JsonSchemaParser, RegexParser
 
         parser: Any

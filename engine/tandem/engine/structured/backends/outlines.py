@@ -83,7 +83,6 @@ class OutlinesBackend:
         self._vocabulary = Vocabulary(len(tokens), ids)
 
     def compile(self, wanted: StructuredOutputsParams) -> OutlinesMatcher:
-        """Return the matcher of a prepared form. Raises ValueError."""
         from outlines_core import Index
         from outlines_core.json_schema import build_regex_from_schema
 

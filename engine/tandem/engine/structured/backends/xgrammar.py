@@ -76,7 +76,6 @@ class XGrammarBackend:
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
     def compile(self, wanted: StructuredOutputsParams) -> XGrammarMatcher:
-        """Return the matcher of a prepared form. Raises RuntimeError."""
         import xgrammar
 
         compiler = self._compiler

@@ -181,7 +181,6 @@ class AgentTransport:
         return encode(card)
 
     def receive(self, memory: SlotMemory, blocks: Blocks | None = None) -> None:
-        """Set the targets of reads; landing slots are made once there is an agent."""
         assert blocks is not None, "a transport of blocks is given some"
         self._here = {Region.BLOCKS: blocks.kv_cache.view(-1), Region.SLOTS: memory.rows.view(-1)}
         block_bytes = blocks.kv_cache.shape[1]
@@ -236,7 +235,6 @@ class AgentTransport:
         return self._tags.pop(ticket, b"")
 
     def advance(self) -> None:
-        """Receive answers, take pieces out of their slots, request those that wait."""
         self._see_taken()
         self._try(self._get_on)
 

@@ -202,7 +202,6 @@ class MappedTransport:
         self._peers[peer] = _Peer(Call(self._folder, decode_card(card), self._incarnation))
 
     def read(self, peer: Incarnation, extents: Sequence[Extent]) -> Ticket:
-        """Begin the copies, or keep them until the peer's memory is mapped."""
         ticket = Ticket(next(self._tickets))
         known = self._peers.get(peer)
         if known is None or known.closed:
@@ -234,7 +233,6 @@ class MappedTransport:
         return self._tags.pop(ticket, b"")
 
     def advance(self) -> None:
-        """Map the memory of peers that have sent it."""
         for peer in self._peers.values():
             if peer.waiting:
                 self._advance(peer)

@@ -118,9 +118,10 @@ class StepTimes:
                 decodes += 1
                 context += row.num_computed
             else:
-                tokens += row.num_scheduled_tokens
+                count = row.num_scheduled_tokens
+                tokens += count
                 chunks += 1
-                seen += row.num_scheduled_tokens * (row.num_computed + row.num_scheduled_tokens // 2)
+                seen += count * (row.num_computed + count // 2)
         return self.seconds(decodes, context, tokens, seen, chunks)
 
     def seconds(self, decodes: int, context: int, tokens: int, seen: int, chunks: int = 1) -> float:

@@ -104,5 +104,5 @@ def test_only_a_single_token_has_no_pace(num_tokens: int, share: float) -> None:
     """An answer without a time per token is within its bound if it has no second one."""
     record = Record(1, 0.0, [0.1, 0.3], num_tokens)
     bounds = parse_goodput(["tpot:150"])
-    result = summarize([record], 1.0, percentiles=[50], goodput=bounds)
+    result = summarize([record], 1.0, goodput=bounds)
     assert result["share_within_bounds"] == share

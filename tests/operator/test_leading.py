@@ -24,7 +24,7 @@ def holder(harness: Harness) -> str:
 @pytest.mark.nightly
 def test_the_other_replica_goes_on_in_the_middle_of_a_rollout(lone: Harness, operators: Operators):
     """The leader is killed with -9 while rolling; the standby finishes it, nothing is doubled."""
-    first = operators.start("first", **FAST)
+    first = operators.start("first", None, **FAST)
     lone.wait_for(lambda: "-first_" in holder(lone))
     operators.start("second")
     lone.create(prefill__replicas=2, decode__replicas=2)
@@ -59,7 +59,7 @@ def test_a_new_leader_takes_a_dead_router_out_without_memory(
 ):
     """The leader dies with the router's node: the next one never heard of that router, and does
     what its setting says."""
-    first = operators.start("first", **FAST, router_silence_seconds=0)
+    first = operators.start("first", None, **FAST, router_silence_seconds=0)
     lone.create()
     lone.ready()
     with routers_apart(lone, node) as routers:
@@ -102,7 +102,7 @@ def test_an_api_server_that_stands_still_leaves_one_leader(
 ):
     """Nobody's calls come back: the leader is gone although none could lead in its place. Once the
     server goes on, and does what hung in it as well, the standby leads."""
-    hung = operators.start("hung", **FAST)
+    hung = operators.start("hung", None, **FAST)
     lone.wait_for(lambda: "-hung_" in holder(lone))
     standby = operators.start("next")
     with plane.hung():

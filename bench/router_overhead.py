@@ -32,9 +32,15 @@ from tandem.hub import DEFAULT_MODEL, prepare
 from tandem.link.liveness import LinkTimes
 from tandem.link.session import Session, Terms
 from tandem.link.sockets import decode_to_worker
-from tandem.protocol.card import PROTOCOL_VERSION, Fingerprint, ModelCard, WorkerRole
+from tandem.protocol.card import (
+    PROTOCOL_VERSION,
+    Fingerprint,
+    KVGroup,
+    KVLayout,
+    ModelCard,
+    WorkerRole,
+)
 from tandem.protocol.ids import new_incarnation
-from tandem.protocol.layout import KVGroup, KVLayout
 from tandem.protocol.link import read_header
 from tandem.protocol.messages import (
     Beat,

@@ -19,7 +19,7 @@ from tandem.engine.config import EngineConfig, ModelFacts
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.inputs import StepRows
 from tandem.engine.worker.worker import Worker
-from tandem.protocol.layout import blocks_for
+from tandem.protocol.card import blocks_for
 
 BERT_BASE: dict[str, Any] = {
     "architectures": ["BertModel"],

@@ -18,8 +18,7 @@ from pathlib import Path
 import torch
 
 from tandem.kernels.attention.decode import gluon, triton
-from tandem.kernels.measure.paged import Case, Shape, error, make_case
-from tandem.kernels.measure.timing import L2_BYTES, replay_us
+from tandem.kernels.measure.timing import L2_BYTES, Case, Shape, error, make_case, replay_us
 
 Tuning = gluon.Tuning | triton.Tuning
 SHAPE = Shape()

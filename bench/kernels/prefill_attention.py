@@ -17,8 +17,7 @@ from pathlib import Path
 import torch
 
 from tandem.kernels.attention.prefill import gluon, triton
-from tandem.kernels.measure.paged import Case, Shape, error, make_case
-from tandem.kernels.measure.timing import replay_us
+from tandem.kernels.measure.timing import Case, Shape, error, make_case, replay_us
 
 SHAPE = Shape()
 SCALE = SHAPE.head_dim**-0.5

@@ -22,8 +22,7 @@ from tandem.kernels.activation import silu_and_mul
 from tandem.kernels.attention.decode import triton as attention
 from tandem.kernels.gemm import linear as product
 from tandem.kernels.gemm import linear_add, norm_gated, norm_linear
-from tandem.kernels.measure.paged import Case, Shape, make_case
-from tandem.kernels.measure.timing import replay_us
+from tandem.kernels.measure.timing import Case, Shape, make_case, replay_us
 from tandem.kernels.norm import rms_norm
 from tandem.kernels.rotary_kv import QKNorm, Rotation, SlotMapping, rotary_kv
 from tandem.kernels.sampling import best

@@ -37,10 +37,9 @@ from tandem.kvtransfer.service.consumer import HandoffConsumer
 from tandem.kvtransfer.service.producer import HandoffProducer
 from tandem.memory.device import MappedAllocator
 from tandem.memory.shared import shared_tensor
-from tandem.protocol.card import Fingerprint
+from tandem.protocol.card import Fingerprint, KVGroup, KVLayout
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey, new_incarnation
 from tandem.protocol.kv import FirstToken
-from tandem.protocol.layout import KVGroup, KVLayout
 
 LENGTHS = (256, 2048, 8192, 30016)
 BLOCK = 64

@@ -21,10 +21,10 @@ from tandem.kvtransfer.events import (
     Ready,
     Released,
 )
+from tandem.protocol.card import blocks_for
 from tandem.protocol.errors import Refusal
 from tandem.protocol.ids import Incarnation, RequestKey
 from tandem.protocol.kv import Fence, FirstToken
-from tandem.protocol.layout import blocks_for
 
 
 class Side:

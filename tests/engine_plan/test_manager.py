@@ -6,9 +6,9 @@ from tests.engine_plan.builders import request_of
 from tandem.engine.cache.manager import KVCacheManager, only_group
 from tandem.engine.request import Request, RequestGroup
 from tandem.engine.step import SeqId
+from tandem.protocol.card import KVGroup, KVLayout
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.hashing import root_hash
-from tandem.protocol.layout import KVGroup, KVLayout
 
 BLOCK = 4
 _numbers = iter(range(10**6))

@@ -11,7 +11,7 @@ from tests.engine_plan.test_mixed_steps import harness_of
 
 from tandem.engine.kv_memory import StepSize
 from tandem.engine.timing import MISSES, WIDEST, Margin, MeasuredSteps, Padding, StepRoom
-from tandem.protocol.steps import DecodeBatch
+from tandem.protocol.messages import DecodeBatch
 
 SIZES = tuple(StepSize(d, n, 8) for n in (64, 128, 256, 512, 768, 1024) for d in (64, 128))
 BOUND = 0.021

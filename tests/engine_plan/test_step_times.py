@@ -11,7 +11,7 @@ from tests.engine_plan.test_mixed_steps import harness_of
 from tandem.engine.config.scheduler import LEAST_CHUNK_TOKENS
 from tandem.engine.scheduler.stats import PromptLoad
 from tandem.engine.timing import MeasuredSteps, Padding, StepRoom, cost_behind
-from tandem.protocol.steps import DecodeBatch, decode_seconds, seconds_at
+from tandem.protocol.messages import DecodeBatch, decode_seconds, seconds_at
 
 
 def measured(times: int = 20) -> MeasuredSteps:

@@ -5,7 +5,7 @@ import torch
 
 from tandem.engine.config import EngineConfig, facts_of
 from tandem.engine.loader import DummyWeights, MissingTensor, open_weights
-from tandem.engine.loader.dummy import PERIOD
+from tandem.engine.loader.opening import PERIOD
 
 CPU = torch.device("cpu")
 

@@ -16,8 +16,8 @@ from tandem.engine.structured.backends.base import Grammar
 from tandem.engine.structured.backends.guidance import GuidanceBackend
 from tandem.engine.structured.constraint import make_mask
 from tandem.engine.structured.errors import GrammarError
+from tandem.router.api.openai.answers.answer_reader import check_strict, strict_form
 from tandem.router.api.openai.bodies.schemas import ChatBody
-from tandem.router.api.openai.strict_calls import check_strict, strict_form
 from tandem.router.api.openai.strict_parameters import NotFollowed, parameters_form
 from tandem.text.parsers.calls import ToolSchemas
 from tandem.text.parsers.engine import StreamParser

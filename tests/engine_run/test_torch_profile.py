@@ -13,12 +13,7 @@ from tests.waiting import wait_for
 
 from tandem.engine.executor.multiproc import MultiprocExecutor
 from tandem.engine.executor.uniproc import UniProcExecutor
-from tandem.engine.worker.torch_profile import (
-    MOST_SECONDS,
-    WRITE_SECONDS,
-    ProfileError,
-    TorchProfile,
-)
+from tandem.engine.worker.worker import MOST_SECONDS, WRITE_SECONDS, ProfileError, TorchProfile
 from tandem.llm import LLM
 from tandem.protocol.commands import Command, CommandName, Reply
 from tandem.protocol.errors import RequestFailed

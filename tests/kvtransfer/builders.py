@@ -21,10 +21,9 @@ from tandem.kvtransfer.service.consumer import HandoffConsumer
 from tandem.kvtransfer.service.producer import HandoffProducer
 from tandem.memory.device import MappedAllocator
 from tandem.memory.shared import shared_tensor
-from tandem.protocol.card import Fingerprint
+from tandem.protocol.card import Fingerprint, KVGroup, KVLayout, blocks_for
 from tandem.protocol.ids import Incarnation, RequestKey, new_incarnation
 from tandem.protocol.kv import FirstToken
-from tandem.protocol.layout import KVGroup, KVLayout, blocks_for
 
 BLOCK = 4
 """Tokens a block."""

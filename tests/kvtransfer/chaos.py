@@ -29,8 +29,8 @@ from tests.waiting import SECONDS, wait_for
 from tandem.kvtransfer import events
 from tandem.kvtransfer.control.mail import Drop
 from tandem.kvtransfer.transports.tcp import TcpTransport
+from tandem.protocol.card import blocks_for
 from tandem.protocol.ids import RequestKey
-from tandem.protocol.layout import blocks_for
 
 ENDINGS = (events.Loaded, events.FirstTokenEnded, events.LoadFailed, events.Cancelled)
 TOKENS = (1, 4, 13, 16, 24)

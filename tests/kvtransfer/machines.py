@@ -26,12 +26,11 @@ from tandem.kvtransfer.handoff.exports import ExportTable
 from tandem.kvtransfer.handoff.imports import ImportTable
 from tandem.kvtransfer.handoff.manifest import Group, manifest
 from tandem.kvtransfer.handoff.messages import Ready
-from tandem.kvtransfer.handoff.pull import ConsumerPolicy
-from tandem.kvtransfer.handoff.slots import SlotRing
+from tandem.kvtransfer.handoff.pull import ConsumerPolicy, SlotRing
+from tandem.protocol.card import blocks_for
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import Incarnation, RequestKey
 from tandem.protocol.kv import FirstToken
-from tandem.protocol.layout import blocks_for
 
 BLOCK = 4
 P_INC, D_INC = Incarnation(b"P" * 16), Incarnation(b"D" * 16)

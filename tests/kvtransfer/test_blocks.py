@@ -7,9 +7,9 @@ from tests.kvtransfer.held_copies import KEY, OTHER
 
 from tandem.kvtransfer import events
 from tandem.kvtransfer.memory.blocks import CLEARED, BlockTags, tag_of
+from tandem.protocol.card import KVGroup, KVKind, KVLayout
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import BlockHash
-from tandem.protocol.layout import KVGroup, KVKind, KVLayout
 
 
 def test_no_slot_is_used_and_no_byte_is_packed(workers):

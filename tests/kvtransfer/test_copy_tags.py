@@ -9,7 +9,7 @@ from tests.kvtransfer.builders import make_key
 
 from tandem.kvtransfer.handoff.actions import Unpack
 from tandem.kvtransfer.memory.blocks import CLEARED, BlockTags, SharedTags, tag_of, tags_from
-from tandem.kvtransfer.mover.cards import fault_of_copy
+from tandem.kvtransfer.mover.make_slots import fault_of_copy
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import BlockHash, Incarnation
 

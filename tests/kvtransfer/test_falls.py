@@ -25,12 +25,12 @@ from tandem.kvtransfer.control.mail import LinkNumber
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.handoff.actions import Millis
 from tandem.kvtransfer.handoff.pull import Cancel, Opened, Pull
-from tandem.kvtransfer.memory.allocator import kv_cache_allocator
 from tandem.kvtransfer.mover.consumer import ConsumerMover
 from tandem.kvtransfer.service import parts as choose
 from tandem.kvtransfer.service.parts import make_parts, make_transports
 from tandem.memory.shared import shared_tensor
 from tandem.protocol.ids import Incarnation, RequestKey, new_incarnation
+from tandem.worker.connectors.role import kv_cache_allocator
 
 PEER = Incarnation(b"p" * 16)
 

@@ -17,9 +17,9 @@ from tandem.kvtransfer.mover.prober import NO_SLOT
 from tandem.kvtransfer.mover.reads import Reads
 from tandem.kvtransfer.transports.base import Progress, Ticket
 from tandem.kvtransfer.transports.nixl import NixlTransport
+from tandem.protocol.card import Shard
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import new_incarnation
-from tandem.protocol.layout import Shard
 
 
 def test_hole_14_hanging_reads_are_capped_and_then_reported(workers):

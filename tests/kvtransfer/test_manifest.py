@@ -11,9 +11,9 @@ from tandem.kvtransfer.handoff import manifest as m
 from tandem.kvtransfer.handoff.actions import Action, Millis, Pack, Send
 from tandem.kvtransfer.handoff.exports import ExportTable
 from tandem.kvtransfer.handoff.messages import Done, Gone, GoneReason, Open, Ready, Taken, Want
-from tandem.kvtransfer.handoff.slots import SlotRing
+from tandem.kvtransfer.handoff.pull import SlotRing
+from tandem.protocol.card import KVKind
 from tandem.protocol.errors import FailCause
-from tandem.protocol.layout import KVKind
 
 BLOCK = 4
 GROUPS = tuple(

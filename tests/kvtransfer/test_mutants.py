@@ -25,7 +25,7 @@ from tandem.kvtransfer import events
 from tandem.kvtransfer.handoff.exports import ExportTable
 from tandem.kvtransfer.handoff.imports import ImportTable
 from tandem.kvtransfer.handoff.messages import Final
-from tandem.kvtransfer.handoff.slots import SlotRing
+from tandem.kvtransfer.handoff.pull import SlotRing
 from tandem.kvtransfer.mover import consumer as consumer_mover
 from tandem.kvtransfer.transports.mapped.transport import _Peer
 from tandem.link.session import LinkState, Session, Verdict

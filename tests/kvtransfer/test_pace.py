@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from tests.kvtransfer.machines import BLOCK, GROUP, P_INC, TOKEN, A, make_key
 
 from tandem.kvtransfer.config import KVTransferConfig
-from tandem.kvtransfer.control.peers import PeerBook
+from tandem.kvtransfer.control.client import PeerBook
 from tandem.kvtransfer.handoff.actions import Millis
 from tandem.kvtransfer.handoff.manifest import manifest
 from tandem.kvtransfer.handoff.messages import Final

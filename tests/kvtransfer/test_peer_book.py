@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tandem.kvtransfer.control.peers import MAX_REMEMBERED, PeerBook
+from tandem.kvtransfer.control.client import MAX_REMEMBERED, PeerBook
 from tandem.kvtransfer.handoff.actions import Millis
 from tandem.protocol.ids import Incarnation, new_incarnation
 

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 from tandem.kvtransfer.events import Loaded, Ready
 from tandem.kvtransfer.handoff.messages import Done
 from tandem.kvtransfer.metrics import metrics_of
-from tandem.kvtransfer.mover.phases import Phases
+from tandem.kvtransfer.mover.consumer import Phases
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.kv import FirstToken
 

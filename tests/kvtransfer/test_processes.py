@@ -26,9 +26,9 @@ from tests.waiting import wait_for
 
 from tandem.base.listening import is_loopback
 from tandem.kvtransfer import events
+from tandem.protocol.card import blocks_for
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import Incarnation
-from tandem.protocol.layout import blocks_for
 
 pytestmark = pytest.mark.full
 

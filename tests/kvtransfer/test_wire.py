@@ -17,10 +17,10 @@ from tandem.kvtransfer.memory.packing import (
     key_digest,
     read_header,
 )
+from tandem.protocol.card import KVKind
 from tandem.protocol.errors import WireError
 from tandem.protocol.ids import Incarnation, RequestKey
 from tandem.protocol.kv import MAX_FIRST_BYTES, FirstToken, first_bytes
-from tandem.protocol.layout import KVKind
 from tandem.protocol.messages import Beat, Hello, Reset, Welcome, encode
 from tandem.protocol.outputs import TokenLogprobs
 

@@ -9,8 +9,8 @@ import torch
 from tests.kvtransfer.builders import LAYOUT, Consumer, Producer, Switch, hash_of, make_key
 
 from tandem.kvtransfer import events
+from tandem.protocol.card import KVLayout, blocks_for
 from tandem.protocol.ids import BlockHash
-from tandem.protocol.layout import KVLayout, blocks_for
 
 (GROUP,) = LAYOUT.groups
 

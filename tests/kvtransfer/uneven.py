@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.kvtransfer.memory_transport import MemoryTransport
 
 from tandem.kvtransfer.config import KVTransferConfig
-from tandem.kvtransfer.transports.agent.sizes import LandingSizes
+from tandem.kvtransfer.transports.agent.landing import LandingSizes
 from tandem.kvtransfer.transports.agent.transport import AgentTransport
 from tandem.kvtransfer.transports.base import Progress, Ticket
 from tandem.kvtransfer.transports.mapped.copiers import HostCopier

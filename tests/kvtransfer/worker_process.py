@@ -27,8 +27,8 @@ from tests.kvtransfer.builders import (
     make_key,
 )
 
+from tandem.protocol.card import blocks_for
 from tandem.protocol.ids import Incarnation
-from tandem.protocol.layout import blocks_for
 
 
 class ProducerChild(Producer):

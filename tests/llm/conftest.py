@@ -8,10 +8,9 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from tandem.protocol.card import Fingerprint, ModelCard
+from tandem.protocol.card import Fingerprint, KVGroup, KVLayout, ModelCard
 from tandem.protocol.commands import Command, Reply
 from tandem.protocol.context import ORDINARY, RequestContext
-from tandem.protocol.layout import KVGroup, KVLayout
 from tandem.protocol.outputs import EngineCoreOutput, FinishReason
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.text.folder import TokenizerSettings

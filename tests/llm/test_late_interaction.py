@@ -13,7 +13,7 @@ from tests.llm.encoder_folders import TEXTS, colbert_folder
 
 from tandem.llm import LLM
 from tandem.llm.outputs import PooledRequestOutput
-from tandem.llm.prepared import PreparedRequest
+from tandem.llm.sampling import PreparedRequest
 from tandem.llm.scoring import MOST_ROUNDS, QUERIES_AT_ONCE, LateScores, asked
 from tandem.protocol.errors import InvalidParameter, RequestFailed
 from tandem.protocol.ids import RequestKey

@@ -20,7 +20,7 @@ from tandem.cli.settings.command import parse
 from tandem.cli.settings.flags import Section
 from tandem.cli.settings.logs import LogConfig
 from tandem.kvtransfer.nodeagent.config import NodeAgentConfig
-from tandem.operator.api.reading import spec_of
+from tandem.operator.api.service import spec_of
 from tandem.operator.decide import plan
 from tandem.operator.desired.pod import USER
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.operator.builders import DEMO, service
 
-from tandem.operator.api.reading import Unreadable, spec_of, status_of
+from tandem.operator.api.service import Unreadable, spec_of, status_of
 from tandem.operator.api.status import Condition, Reason
 from tandem.operator.decide.words import Word
 from tandem.operator.reconcile.canary_prober import refused_conditions
@@ -19,7 +19,7 @@ BAD: Word = ("False", Reason.INVALID_SPEC, "spec.model: bad")
 THREADS = """
 import random, sys, threading, time
 from tests.operator.builders import service
-from tandem.operator.api.reading import spec_of, status_of
+from tandem.operator.api.service import spec_of, status_of
 
 sys.setswitchinterval(1e-6)
 barrier = threading.Barrier(12)

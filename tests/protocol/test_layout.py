@@ -2,8 +2,7 @@
 
 import msgspec
 
-from tandem.protocol.card import Fingerprint
-from tandem.protocol.layout import KVGroup, KVLayout, blocks_for
+from tandem.protocol.card import Fingerprint, KVGroup, KVLayout, blocks_for
 
 GROUP = KVGroup(num_layers=36, num_kv_heads=8, head_dim=128, block_size=64, dtype="bfloat16")
 

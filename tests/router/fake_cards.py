@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from tandem.protocol.card import Fingerprint, ModelCard, WorkerRole
+from tandem.protocol.card import Fingerprint, KVGroup, KVLayout, ModelCard, WorkerRole
 from tandem.protocol.ids import Incarnation
-from tandem.protocol.layout import KVGroup, KVLayout
 from tandem.protocol.pooling import ModelPooling
 
 _GROUP = KVGroup(num_layers=1, num_kv_heads=1, head_dim=8, block_size=16, dtype="float32")

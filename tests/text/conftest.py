@@ -6,8 +6,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from tandem.protocol.card import Fingerprint, ModelCard
-from tandem.protocol.layout import KVGroup, KVLayout
+from tandem.protocol.card import Fingerprint, KVGroup, KVLayout, ModelCard
 from tandem.text.folder import TokenizerSettings
 from tandem.text.tokenizer import Tokenizer
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tandem.text.offsets import AnswerOffsets, echoed_prompt
+from tandem.text.output_processor import AnswerOffsets, echoed_prompt
 from tandem.text.tokenizer import Tokenizer
 
 TEXTS = [

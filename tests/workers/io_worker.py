@@ -9,9 +9,8 @@ from tests.waiting import wait_for
 from tests.workers.hand_router import WAIT_MS
 
 from tandem.link.curve import CurveGuard
-from tandem.protocol.card import Fingerprint, ModelCard, WorkerRole
+from tandem.protocol.card import Fingerprint, KVGroup, KVLayout, ModelCard, WorkerRole
 from tandem.protocol.ids import Incarnation, new_incarnation
-from tandem.protocol.layout import KVGroup, KVLayout
 from tandem.protocol.messages import Beat, LoadReport, WorkerBeat
 from tandem.worker.io import FromRouter, Inbox, IOThread, Item, LinkMetrics, RouterFound, RouterLost
 

@@ -16,7 +16,6 @@ from tandem.engine.executor.base import Executor
 from tandem.engine.executor.factory import make_executor
 from tandem.engine.kv_memory import Capacity, KVCacheAllocator
 from tandem.engine.scheduler.connector import KVConnector
-from tandem.kvtransfer.memory.allocator import kv_cache_allocator
 from tandem.kvtransfer.service.consumer import HandoffConsumer
 from tandem.kvtransfer.service.producer import HandoffProducer
 from tandem.protocol.embeds import PromptEmbeds
@@ -26,6 +25,7 @@ from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
 from tandem.protocol.sampling import SamplingParams
 from tandem.worker.connectors.consumer import DecodeConnector
 from tandem.worker.connectors.producer import PrefillConnector
+from tandem.worker.connectors.role import kv_cache_allocator
 
 ROUTER = new_incarnation()
 PROMPT = tuple(3 + (7 * index) % 300 for index in range(75))

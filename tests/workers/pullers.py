@@ -15,7 +15,6 @@ from tandem.engine.kv_memory import Capacity
 from tandem.engine.scheduler.connector import KVConnector
 from tandem.engine.scheduler.lending import CachedPrefixes
 from tandem.kvtransfer.config import KVTransferConfig
-from tandem.kvtransfer.memory.allocator import kv_cache_allocator
 from tandem.protocol.ids import RequestKey, new_incarnation
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce, Pull
 from tandem.protocol.sampling import SamplingParams
@@ -23,6 +22,7 @@ from tandem.worker.connectors.consumer import DecodeConnector
 from tandem.worker.connectors.producer import PrefillConnector
 from tandem.worker.connectors.role import (
     Ends,
+    kv_cache_allocator,
     lending_only,
     make_consumer,
     make_producer,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from tests.waiting import wait_for
 
-from tandem.worker.stall_watchdog import STILL_SECONDS, TICK_SECONDS, StallWatchdog
+from tandem.worker.engine_proc import STILL_SECONDS, TICK_SECONDS, StallWatchdog
 
 LATE_SECONDS = STILL_SECONDS + 2 * TICK_SECONDS
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from tandem.engine.config import EngineConfig
 from tandem.engine.executor.factory import make_executor
 from tandem.kvtransfer.config import KVTransferConfig
-from tandem.kvtransfer.memory.allocator import kv_cache_allocator
 from tandem.protocol.card import WorkerRole
 from tandem.worker.connectors.consumer import DecodeConnector
 from tandem.worker.connectors.role import (
     Ends,
+    kv_cache_allocator,
     lending_only,
     make_consumer,
     make_producer,

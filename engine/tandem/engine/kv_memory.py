@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tandem.protocol.layout import KVLayout
+from tandem.protocol.card import KVLayout
 
 if TYPE_CHECKING:
     from torch import Tensor

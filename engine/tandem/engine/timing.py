@@ -9,12 +9,7 @@ from typing import NamedTuple
 
 from tandem.engine.config.scheduler import LEAST_CHUNK_TOKENS, SchedulerConfig
 from tandem.engine.kv_memory import StepSize
-from tandem.protocol.steps import (
-    DecodeBatch,
-    StepTimes,
-    decode_batch_seconds,
-    seconds_at,
-)
+from tandem.protocol.messages import DecodeBatch, StepTimes, decode_batch_seconds, seconds_at
 
 KEPT = 15
 """Steps of a class that count for its median."""

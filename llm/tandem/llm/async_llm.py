@@ -28,10 +28,11 @@ from typing import (
 
 from tandem.llm.cpu_pool import CpuPool
 from tandem.llm.outputs import PooledRequestOutput, RequestOutput, rendered
-from tandem.llm.prepared import PreparedRequest, Running
 from tandem.llm.sampling import (
     PROMPT_COSTS,
     Params,
+    PreparedRequest,
+    Running,
     chat_weight,
     defaults_of,
     params_from,
@@ -68,8 +69,7 @@ from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SamplingParams
 from tandem.text.chat_template import ChatOptions
 from tandem.text.input_processor import InputOptions, InputProcessor, random_seed
-from tandem.text.offsets import EchoedPrompt, echoed_prompt
-from tandem.text.output_processor import OutputProcessor
+from tandem.text.output_processor import EchoedPrompt, OutputProcessor, echoed_prompt
 from tandem.text.prompts import PromptLike
 from tandem.text.tokenizer import Tokenizer
 from tandem.tracing.recording import marked

@@ -37,8 +37,7 @@ from tandem.llm.async_llm import AsyncLLM
 from tandem.llm.checks import check_chats, check_prompts
 from tandem.llm.outputs import PooledRequestOutput, RequestOutput, ScoringRequestOutput
 from tandem.llm.pooled import pool_batch, score_batch
-from tandem.llm.prepared import PreparedRequest
-from tandem.llm.sampling import Params
+from tandem.llm.sampling import Params, PreparedRequest
 from tandem.llm.scoring import Side
 from tandem.protocol.card import ModelCard
 from tandem.protocol.commands import (

@@ -15,8 +15,7 @@ from typing import NamedTuple, Self, TypeVar
 from tandem.llm.async_llm import AsyncLLM
 from tandem.llm.checks import name_of
 from tandem.llm.outputs import PooledRequestOutput, ScoringRequestOutput
-from tandem.llm.prepared import PreparedRequest
-from tandem.llm.sampling import parts_of, prompt_tokens
+from tandem.llm.sampling import PreparedRequest, parts_of, prompt_tokens
 from tandem.llm.scoring import Side, all_of, prepare_scores
 from tandem.protocol.errors import FailCause, RequestFailed
 from tandem.protocol.pooling import PoolingParams

@@ -24,7 +24,7 @@ import msgspec
 
 from tandem.llm.async_llm import AsyncLLM
 from tandem.llm.outputs import PooledRequestOutput, ScoringOutput, ScoringRequestOutput
-from tandem.llm.prepared import PreparedRequest
+from tandem.llm.sampling import PreparedRequest
 from tandem.protocol.context import ORDINARY, RequestContext
 from tandem.protocol.errors import FailCause, InvalidParameter, RequestFailed
 from tandem.protocol.pooling import (

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tandem.operator.api import reading
+from tandem.operator.api import service
 from tandem.operator.api.status import LLMServiceStatus
 from tandem.operator.clock import parse_time
 from tandem.operator.cluster.store import SERVICE, Key, Store
@@ -99,7 +99,7 @@ class ServiceGauges(Collector):
         shown = {}
         services = sorted(self._store.all(SERVICE), key=_place)
         for item in services[: self._most]:
-            shown[_place(item)] = reading.status_of(item)
+            shown[_place(item)] = service.status_of(item)
         for place, status in shown.items():
             for each in status.conditions:
                 value = _TRUTH.get(each.status, _UNKNOWN)

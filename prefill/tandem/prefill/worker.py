@@ -5,11 +5,16 @@ from __future__ import annotations
 from tandem.engine.config import EngineConfig
 from tandem.engine.executor.factory import make_executor
 from tandem.kvtransfer.config import KVTransferConfig
-from tandem.kvtransfer.memory.allocator import kv_cache_allocator
 from tandem.prefill.config import PrefillConfig, chunked
 from tandem.protocol.card import WorkerRole
 from tandem.worker.connectors.producer import PrefillConnector
-from tandem.worker.connectors.role import Ends, make_consumer, make_producer, with_pulls
+from tandem.worker.connectors.role import (
+    Ends,
+    kv_cache_allocator,
+    make_consumer,
+    make_producer,
+    with_pulls,
+)
 from tandem.worker.handoff import NoHandoff
 from tandem.worker.launch import RoleContext, RoleParts, run_worker
 from tandem.worker.server_config import ServerConfig

@@ -70,8 +70,7 @@ from tandem.router.http.middleware import (
 from tandem.router.http.shared_answers import SharedAnswers
 from tandem.router.metrics import RouterMetrics
 from tandem.router.observe.fleet_view import LiveFleet, register_link_series
-from tandem.router.observe.gauges import register_gauges
-from tandem.router.observe.rates import RouterRates
+from tandem.router.observe.gauges import RouterRates, register_gauges
 from tandem.router.observe.timeline.recorder import Recorder
 from tandem.router.observe.ui import page
 from tandem.router.placement.prefix_index import PrefixIndex

@@ -15,8 +15,8 @@ from tandem.base.settings import (
 )
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.link import WORKER_BEAT_SECONDS, WORKER_PATIENCE_SECONDS
+from tandem.protocol.messages import TARGET_ITL_MS
 from tandem.protocol.names import ROUTER_PORT
-from tandem.protocol.steps import TARGET_ITL_MS
 from tandem.router.limits import Limits
 from tandem.router.placement.forecast import Targets
 from tandem.router.placement.policy import PlacementPolicy

@@ -17,10 +17,9 @@ from tandem.kvtransfer.memory.slots import SharedSlots
 from tandem.kvtransfer.nodeagent import registrations
 from tandem.kvtransfer.nodeagent.registrations import HostRing, Source
 from tandem.kvtransfer.nodeagent.server import NodeAgent
-from tandem.kvtransfer.transports.agent.sizes import LandingSizes
+from tandem.kvtransfer.transports.agent.landing import LandingSizes
 from tandem.kvtransfer.transports.agent.transport import AgentTransport
-from tandem.kvtransfer.transports.mapped.batches import Batch
-from tandem.kvtransfer.transports.mapped.copiers import Copier, HostCopier, Mark
+from tandem.kvtransfer.transports.mapped.copiers import Batch, Copier, HostCopier, Mark
 from tandem.memory.shared import shared_tensor
 from tandem.protocol.ids import new_incarnation
 

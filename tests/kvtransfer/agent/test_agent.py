@@ -17,7 +17,7 @@ from tests.kvtransfer.mapped.worker import BLOCKS, BYTES, KEY, TAG
 
 from tandem.kvtransfer.errors import NoAgentYet, TransportError
 from tandem.kvtransfer.memory.blocks import CLEARED
-from tandem.kvtransfer.transports.agent import asking, wire
+from tandem.kvtransfer.transports.agent import landing, wire
 from tandem.kvtransfer.transports.agent import transport as agent_transport
 from tandem.kvtransfer.transports.agent.line import Line
 from tandem.kvtransfer.transports.base import Check, Extent, Place, Progress, Region
@@ -183,7 +183,7 @@ def test_an_agent_that_hangs_is_given_up(
     ticket = consumer.transport.read(peer, [block(0, 0)])
     begun(consumer, held, 1)
     with monkeypatch.context() as impatient:  # one that only was slow to begin does not hang
-        impatient.setattr(asking, "AGENT_SECONDS", 0.3)
+        impatient.setattr(landing, "AGENT_SECONDS", 0.3)
         assert ended(consumer.transport, ticket) is Progress.FAILED
     assert held.begun == 1
     assert consumer.transport._asker.memory is None
@@ -328,7 +328,7 @@ def test_who_asked_nothing_for_long_does_not_find_the_agent_silent(
     """Its silence counts from a request on."""
     peer = linked(consumer, producer)
     assert read(consumer, peer, block(0, 0)) is Progress.DONE
-    consumer.transport._asker._received_at -= 10 * asking.AGENT_SECONDS
+    consumer.transport._asker._received_at -= 10 * landing.AGENT_SECONDS
     assert read(consumer, peer, block(1, 1)) is Progress.DONE
 
 

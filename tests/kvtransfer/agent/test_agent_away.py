@@ -14,7 +14,8 @@ from tests.kvtransfer.builders import Consumer, Producer
 from tests.kvtransfer.test_falls import Pair, made
 
 from tandem.kvtransfer.errors import NoAgentYet, TransportError
-from tandem.kvtransfer.transports.agent import asking, landing, wire
+from tandem.kvtransfer.transports.agent import landing, wire
+from tandem.kvtransfer.transports.agent import landing as asking
 from tandem.protocol.ids import Incarnation
 
 SOON = {"kv_node_copy": "agent", "kv_quarantine_seconds": 0.1}

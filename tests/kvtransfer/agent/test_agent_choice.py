@@ -16,11 +16,11 @@ from tandem.kvtransfer import events
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.control import client
 from tandem.kvtransfer.errors import TransportError
-from tandem.kvtransfer.memory.allocator import kv_cache_allocator
 from tandem.kvtransfer.service.parts import make_transports
-from tandem.kvtransfer.transports.agent.sizes import GPU_FACTOR, LandingSizes
+from tandem.kvtransfer.transports.agent.landing import GPU_FACTOR, LandingSizes
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.ids import new_incarnation
+from tandem.worker.connectors.role import kv_cache_allocator
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,7 @@ from tandem.kvtransfer.nodeagent.registrations import DeviceRing, DeviceSource, 
 from tandem.kvtransfer.transports.agent.line import Line
 from tandem.kvtransfer.transports.agent.wire import VERSION, Give, Hello, Rejected, ToWorker
 from tandem.kvtransfer.transports.base import Progress, Region
-from tandem.kvtransfer.transports.mapped.batches import Batch
-from tandem.kvtransfer.transports.mapped.copiers import HostCopier, Mark
+from tandem.kvtransfer.transports.mapped.copiers import Batch, HostCopier, Mark
 from tandem.memory import device
 from tandem.memory.device import DeviceMemoryError
 from tandem.protocol.ids import new_incarnation

@@ -19,13 +19,13 @@ from tests.kvtransfer.mapped.test_mapped import block, until
 from tests.kvtransfer.model.mutations import NoQuarantine
 from tests.kvtransfer.test_mutants import harm_of
 
-from tandem.kvtransfer.handoff.slots import SlotRing
+from tandem.kvtransfer.handoff.pull import SlotRing
 from tandem.kvtransfer.nodeagent import registrations
 from tandem.kvtransfer.nodeagent.registrations import Producer
-from tandem.kvtransfer.transports.agent import asking
-from tandem.kvtransfer.transports.agent.asking import Asker
+from tandem.kvtransfer.transports.agent import landing
+from tandem.kvtransfer.transports.agent.landing import Asker
 from tandem.kvtransfer.transports.base import Progress
-from tandem.kvtransfer.transports.mapped.batches import PeerTags
+from tandem.kvtransfer.transports.mapped.copiers import PeerTags
 from tandem.memory import shared
 
 pytestmark = pytest.mark.full
@@ -163,7 +163,7 @@ GUARDS: dict[str, tuple[object, str, object, Callable[[Any], None]]] = {
     ),
     "unmapping behind the last copy": (Producer, "close", _close_at_once, memory_under_a_copy),
     "the producer's secret": (registrations, "is_proof", lambda *_: True, a_wrong_secret),
-    "the agent's proof": (asking, "is_proof", lambda *_: True, an_agent_without_the_key),
+    "the agent's proof": (landing, "is_proof", lambda *_: True, an_agent_without_the_key),
     "the seals of a ring": (shared, "_SHARED", 0x2 | 0x4, holes_in_a_ring),
     "the bounds of memory": (registrations, "_is_within", lambda *_: True, places_beyond_the_end),
 }

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from tandem.kvtransfer.transports.agent import transport as agent_transport
 from tandem.kvtransfer.transports.base import Progress
-from tandem.kvtransfer.transports.mapped.batches import Batch
-from tandem.kvtransfer.transports.mapped.copiers import HostCopier, Source
+from tandem.kvtransfer.transports.mapped.copiers import Batch, HostCopier, Source
 
 
 class Address:

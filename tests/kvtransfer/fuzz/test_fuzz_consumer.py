@@ -41,14 +41,14 @@ from tandem.kvtransfer.handoff.messages import (
 from tandem.kvtransfer.memory.blocks import Blocks, SharedTags
 from tandem.kvtransfer.memory.packing import HEADER_BYTES
 from tandem.kvtransfer.memory.slots import SharedSlots
-from tandem.kvtransfer.mover.cards import pattern
+from tandem.kvtransfer.mover.make_slots import pattern
 from tandem.kvtransfer.service.parts import make_transports
 from tandem.kvtransfer.transports.base import Transport
 from tandem.memory.shared import shared_tensor
+from tandem.protocol.card import KVKind
 from tandem.protocol.errors import WireError
 from tandem.protocol.ids import RequestKey, new_incarnation
 from tandem.protocol.kv import FirstToken
-from tandem.protocol.layout import KVKind
 from tandem.protocol.link import read_header
 from tandem.protocol.messages import Hello, Reset, Welcome, encode
 

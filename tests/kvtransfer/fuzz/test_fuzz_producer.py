@@ -22,7 +22,7 @@ from tandem.kvtransfer.handoff.messages import (
     decode_to_producer,
 )
 from tandem.kvtransfer.handoff.tables import PState
-from tandem.kvtransfer.mover.cards import pattern
+from tandem.kvtransfer.mover.make_slots import pattern
 from tandem.protocol.ids import RequestKey, new_incarnation
 from tandem.protocol.link import read_header
 from tandem.protocol.messages import Welcome, encode

@@ -17,10 +17,10 @@ from tests.hand_link import HandLink
 from tandem.kvtransfer.handoff import messages as m
 from tandem.kvtransfer.handoff.form import WireDtype
 from tandem.kvtransfer.handoff.manifest import Item
+from tandem.protocol.card import KVKind
 from tandem.protocol.errors import WireError
 from tandem.protocol.ids import RequestKey, new_incarnation
 from tandem.protocol.kv import FirstToken
-from tandem.protocol.layout import KVKind
 from tandem.protocol.link import read_header, write_header
 from tandem.protocol.messages import Beat, Hello, Reset, Welcome, encode
 

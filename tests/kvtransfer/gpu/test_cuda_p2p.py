@@ -13,8 +13,8 @@ from tests.kvtransfer.test_processes import Child, hand_over, meet
 
 from tandem.kvtransfer import events
 from tandem.memory.device import DeviceMemoryError, MappedAllocator, descriptor_of, map_range
+from tandem.protocol.card import blocks_for
 from tandem.protocol.errors import FailCause
-from tandem.protocol.layout import blocks_for
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,13 +11,12 @@ from tests.kvtransfer.mapped.worker import KEY
 
 from tandem.kvtransfer.memory.blocks import Blocks, SharedTags
 from tandem.kvtransfer.memory.slots import SharedSlots
-from tandem.kvtransfer.transports.base import Progress
+from tandem.kvtransfer.transports.base import End, Progress, part_extents
 from tandem.kvtransfer.transports.mapped.copiers import HostCopier
 from tandem.kvtransfer.transports.mapped.transport import MappedTransport
-from tandem.kvtransfer.transports.parts import End, part_extents
 from tandem.memory.shared import shared_tensor
+from tandem.protocol.card import KVGroup, Shard, blocks_for
 from tandem.protocol.ids import new_incarnation
-from tandem.protocol.layout import KVGroup, Shard, blocks_for
 
 pytestmark = pytest.mark.full
 

@@ -12,7 +12,7 @@ from tandem.kvtransfer.handoff.actions import Unpack
 from tandem.kvtransfer.handoff.lease import ENDED
 from tandem.kvtransfer.handoff.tables import DState
 from tandem.kvtransfer.memory.blocks import CLEARED
-from tandem.kvtransfer.mover.cards import fault_of_copy
+from tandem.kvtransfer.mover.make_slots import fault_of_copy
 from tandem.protocol.errors import FailCause
 
 

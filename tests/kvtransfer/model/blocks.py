@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from tandem.kvtransfer.handoff.form import Form, WireDtype, form_of_copies, form_of_parts
 from tandem.kvtransfer.handoff.manifest import Group
 from tandem.kvtransfer.memory.blocks import BlockTags, tag_of
+from tandem.protocol.card import KVKind
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
-from tandem.protocol.layout import KVKind
 
 if TYPE_CHECKING:
     from tests.kvtransfer.model.parts import Setup

@@ -16,7 +16,7 @@ from tests.kvtransfer.model.moves import d_deadline, fair_moves, moves, p_deadli
 from tests.kvtransfer.model.parts import KEYS, Broken, Setup
 from tests.kvtransfer.model.world import World
 
-from tandem.kvtransfer.handoff.slots import SlotRing
+from tandem.kvtransfer.handoff.pull import SlotRing
 from tandem.kvtransfer.handoff.tables import DState
 
 MAX_CALM_STEPS = 400

@@ -26,10 +26,10 @@ from tests.kvtransfer.model.world import World, replaced
 from tandem.kvtransfer.handoff import export as p_events
 from tandem.kvtransfer.handoff import pull as d_events
 from tandem.kvtransfer.handoff.lease import ENDED
-from tandem.kvtransfer.handoff.slots import SlotState
+from tandem.kvtransfer.handoff.pull import SlotState
 from tandem.kvtransfer.handoff.tables import DState
 from tandem.kvtransfer.memory.blocks import CLEARED
-from tandem.protocol.layout import KVKind
+from tandem.protocol.card import KVKind
 
 Move = tuple[str, Callable[[World], None]]
 Fault = tuple[str, str, Callable[[World], None]]

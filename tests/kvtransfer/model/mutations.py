@@ -19,8 +19,7 @@ from tandem.kvtransfer.handoff.imports import ImportTable
 from tandem.kvtransfer.handoff.lease import Result as PResult
 from tandem.kvtransfer.handoff.messages import Committed, Done, Gone, GoneReason
 from tandem.kvtransfer.handoff.producer import step as p_step
-from tandem.kvtransfer.handoff.pull import ConsumerPolicy, Pull
-from tandem.kvtransfer.handoff.slots import SlotRing
+from tandem.kvtransfer.handoff.pull import ConsumerPolicy, Pull, SlotRing
 from tandem.kvtransfer.handoff.tables import DState
 from tandem.kvtransfer.memory.blocks import BlockTags
 from tandem.kvtransfer.transports.agent.landing import Landing

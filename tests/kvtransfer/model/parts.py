@@ -15,16 +15,15 @@ from tandem.kvtransfer.handoff.exports import ExportTable
 from tandem.kvtransfer.handoff.imports import ImportTable
 from tandem.kvtransfer.handoff.manifest import Group
 from tandem.kvtransfer.handoff.messages import Message, ProducerCard
-from tandem.kvtransfer.handoff.pull import ConsumerPolicy
-from tandem.kvtransfer.handoff.slots import SlotRing
+from tandem.kvtransfer.handoff.pull import ConsumerPolicy, SlotRing
 from tandem.kvtransfer.handoff.tables import CONSUMER, PRODUCER
 from tandem.kvtransfer.memory.blocks import BlockTags
 from tandem.kvtransfer.transports.agent.landing import Landing
 from tandem.link.liveness import LinkTimes
 from tandem.link.session import Session, Terms
+from tandem.protocol.card import KVKind
 from tandem.protocol.ids import NO_INCARNATION, Incarnation, RequestKey
 from tandem.protocol.kv import FirstToken
-from tandem.protocol.layout import KVKind
 from tandem.protocol.link import Header
 from tandem.protocol.messages import Welcome
 

@@ -12,7 +12,7 @@ from tests.kvtransfer.model.moves import ALL_FAULTS
 from tests.kvtransfer.model.parts import TAKEN, Setup
 
 from tandem.kvtransfer.handoff.tables import CONSUMER, PRODUCER
-from tandem.protocol.layout import KVKind
+from tandem.protocol.card import KVKind
 
 _LINKS = ("p restarts", "p counts d as lost", "d counts p as lost", "frame lost")
 

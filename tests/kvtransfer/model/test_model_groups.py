@@ -5,7 +5,7 @@ from tests.kvtransfer.model.checker import explore
 from tests.kvtransfer.model.moves import ALL_FAULTS
 from tests.kvtransfer.model.parts import Setup
 
-from tandem.protocol.layout import KVKind
+from tandem.protocol.card import KVKind
 
 pytestmark = pytest.mark.full
 

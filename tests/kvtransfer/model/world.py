@@ -49,8 +49,7 @@ from tandem.kvtransfer.handoff.actions import (
 )
 from tandem.kvtransfer.handoff.export import ConsumerMessage
 from tandem.kvtransfer.handoff.messages import Message
-from tandem.kvtransfer.handoff.pull import PeerMessage
-from tandem.kvtransfer.handoff.slots import SlotState
+from tandem.kvtransfer.handoff.pull import PeerMessage, SlotState
 from tandem.kvtransfer.memory.blocks import CLEARED, BlockTags
 from tandem.link.session import LinkState, Verdict
 from tandem.protocol.ids import Incarnation, RequestKey

@@ -22,7 +22,7 @@ from tandem.router.dispatch.admission import AdmissionLimits, AdmissionQueue
 from tandem.router.dispatch.retry_policy import AttemptFailure
 from tandem.router.metrics import RouterMetrics
 from tandem.router.observe.fleet_view import MAX_SERIES
-from tandem.router.observe.rates import RouterRates
+from tandem.router.observe.gauges import RouterRates
 from tandem.router.observe.timeline.recorder import Ring
 from tandem.router.tenant import NO_KEYS
 from tandem.router.workers.rates import MAX_SAMPLES, DecayedRate, Window

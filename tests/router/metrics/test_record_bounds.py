@@ -17,7 +17,7 @@ from tandem.protocol.card import WorkerRole
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.timeline import LegTimes, Note, Watch
 from tandem.router.dispatch.attempt import Attempt
-from tandem.router.dispatch.recorder import Scene, begin_attempt
+from tandem.router.dispatch.job import Scene, begin_attempt
 from tandem.router.observe.timeline import view
 from tandem.router.observe.timeline import view as parts
 from tandem.router.observe.timeline.recorder import Recorder, weigh

@@ -18,7 +18,7 @@ from tests.router.http_server import Served
 from tests.waiting import wait_for
 
 from tandem.router.api.openai import chat, completions
-from tandem.router.api.openai.bodies.body import SLICE_BYTES, check_shape
+from tandem.router.api.openai.bodies.bounds import SLICE_BYTES, check_shape
 from tandem.router.http.errors import HttpProblem
 
 Make = Callable[..., FakeWorker]
@@ -118,8 +118,8 @@ def test_the_count_of_a_body_is_exact(value: object, cut: int) -> None:
     body = json.dumps(value).encode()
     count, depth = size_of(value)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tandem.router.api.openai.bodies.body.SLICE_BYTES", cut)
-        patch.setattr("tandem.router.api.openai.bodies.body.CONTAINER_SHARE", 1)
+        patch.setattr("tandem.router.api.openai.bodies.bounds.SLICE_BYTES", cut)
+        patch.setattr("tandem.router.api.openai.bodies.bounds.CONTAINER_SHARE", 1)
         check_shape(body, max_values=count, max_depth=depth)
         with pytest.raises(HttpProblem):
             check_shape(body, max_values=count - 1, max_depth=depth)

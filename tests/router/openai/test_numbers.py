@@ -11,8 +11,7 @@ import pytest
 from tests.router.http_server import Served
 
 from tandem.router.api.anthropic.body import CountBody, MessagesBody
-from tandem.router.api.openai.bodies.body import Body
-from tandem.router.api.openai.bodies.bounds import check_finite
+from tandem.router.api.openai.bodies.bounds import Body, check_finite
 from tandem.router.api.openai.bodies.pooling_schemas import (
     EmbeddingBody,
     PoolingBody,

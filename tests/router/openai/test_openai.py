@@ -10,7 +10,7 @@ import pytest
 from tests.router.http_server import ANSWER, Served
 from tests.waiting import wait_for
 
-from tandem.text.offsets import EchoedPrompt, echoed_prompt
+from tandem.text.output_processor import EchoedPrompt, echoed_prompt
 from tandem.text.tokenizer import Tokenizer
 
 CHAT: Any = [{"role": "user", "content": "What is the capital of France?"}]

@@ -22,7 +22,7 @@ from tests.router.known_parameters import OF_CHATS, OF_COMPLETIONS
 from tests.router.openai.parameters_page import listed
 
 from tandem.router.api.openai.bodies import schemas
-from tandem.router.api.openai.bodies.body import Body
+from tandem.router.api.openai.bodies.bounds import Body
 from tandem.router.api.openai.bodies.parameters import Refused
 
 pytestmark = pytest.mark.full

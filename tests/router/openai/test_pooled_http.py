@@ -19,7 +19,7 @@ from tests.router.openai.parameters_page import listed
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.pooling import ModelPooling, PoolingTask
 from tandem.router.api.openai.bodies import pooling_schemas
-from tandem.router.api.openai.bodies.body import Body
+from tandem.router.api.openai.bodies.bounds import Body
 
 Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]

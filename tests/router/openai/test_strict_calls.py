@@ -14,10 +14,10 @@ from tests.router.openai.test_tool_calls import CHAT, write_model
 
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.structured import MAX_SCHEMA_BYTES, ReasoningSpan, StructuredOutputsParams
-from tandem.router.api.openai import strict_calls
 from tandem.router.api.openai.answers import answer_reader
+from tandem.router.api.openai.answers import answer_reader as strict_calls
+from tandem.router.api.openai.answers.answer_reader import check_strict
 from tandem.router.api.openai.bodies.schemas import ChatBody
-from tandem.router.api.openai.strict_calls import check_strict
 from tandem.router.api.openai.strict_parameters import parameters_form
 from tandem.text.parsers.formats import TOOL_FORMATS
 

@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from tandem.protocol.structured import MAX_SCHEMA_BYTES
-from tandem.router.api.openai import strict_calls, strict_parameters
+from tandem.router.api.openai import strict_parameters
+from tandem.router.api.openai.answers import answer_reader
+from tandem.router.api.openai.answers.answer_reader import check_strict, strict_form
 from tandem.router.api.openai.bodies.schemas import ChatBody
-from tandem.router.api.openai.strict_calls import check_strict, strict_form
 from tandem.text.parsers.formats import TOOL_FORMATS
 from tandem.text.parsers.tables import ToolFormat
 
@@ -34,7 +35,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     class Counting:
         json, Raw = Json, msgspec.Raw
 
-    monkeypatch.setattr(strict_calls, "msgspec", Counting)
+    monkeypatch.setattr(answer_reader, "msgspec", Counting)
     monkeypatch.setattr(strict_parameters, "msgspec", Counting, raising=False)
     return sizes
 

@@ -12,7 +12,7 @@ from tests.router.builders import STRICT, inc, view
 
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.errors import Refusal, RefusalCode
-from tandem.protocol.steps import DecodeBatch
+from tandem.protocol.messages import DecodeBatch
 from tandem.router.dispatch.retry_policy import AttemptFailure, RetryPolicy
 from tandem.router.placement.forecast import Targets, miss_chance
 from tandem.router.placement.policy import PlacementPolicy

@@ -111,7 +111,7 @@ def _ops(config: KernelsConfig) -> ModelOps:
     import torch
 
     from tandem.kernels.measure.model_ops import ModelOps, Sizes
-    from tandem.kernels.measure.paged import Shape
+    from tandem.kernels.measure.timing import Shape
 
     if config.device != "cpu" and not torch.cuda.is_available():
         allowed = "cpu: this torch sees no CUDA device (its kernels are plain torch's)"

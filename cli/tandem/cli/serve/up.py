@@ -64,8 +64,8 @@ from tandem.hub.folder import ModelFiles
 from tandem.hub.source import served_name
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.transports.mapped.wire import open_folder
+from tandem.protocol.messages import step_bound
 from tandem.protocol.names import ENV_PREFIX
-from tandem.protocol.steps import step_bound
 from tandem.router.config import RouterConfig
 from tandem.text.folder import DEFAULT_TEMPLATE, read_settings
 

@@ -13,7 +13,7 @@ from torch import Tensor, device
 
 from tandem.kernels.attention import PagedBatch
 from tandem.kernels.attention.bidirectional import WholePrompts
-from tandem.protocol.layout import KVGroup
+from tandem.protocol.card import KVGroup
 
 
 @dataclass(frozen=True, slots=True)

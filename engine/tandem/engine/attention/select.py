@@ -19,8 +19,8 @@ from tandem.kernels.attention import PagedBatch
 from tandem.kernels.attention.bidirectional import BIDIRECTIONAL, WholePrompts, bidirectional
 from tandem.kernels.attention.decode import DECODE, decode
 from tandem.kernels.attention.prefill import PREFILL, prefill
+from tandem.protocol.card import KVGroup
 from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.layout import KVGroup
 
 
 class PagedAttention:

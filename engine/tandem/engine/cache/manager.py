@@ -13,9 +13,9 @@ from typing import Protocol
 
 from tandem.engine.cache.block_pool import BlockEventLog, BlockPool, IntegrityError
 from tandem.engine.request import Request
+from tandem.protocol.card import KVGroup, KVLayout, blocks_for
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.ids import BlockHash
-from tandem.protocol.layout import KVGroup, KVLayout, blocks_for
 
 NEVER = sys.maxsize
 """``Request.cache_due`` of a sequence whose blocks are not cached."""

@@ -37,9 +37,8 @@ from tandem.engine.config.scheduler import (
 )
 from tandem.engine.config.structured_outputs import StructuredOutputsConfig
 from tandem.engine.config.weight_files import indexed, unindexed
-from tandem.protocol.card import Fingerprint
+from tandem.protocol.card import Fingerprint, KVGroup, KVLayout
 from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.layout import KVGroup, KVLayout
 from tandem.protocol.sampling import ALL_LOGPROBS
 
 _HEAD_BYTES = 1 << 20

@@ -37,7 +37,7 @@ from tandem.protocol.card import ModelCard, WorkerRole
 from tandem.protocol.commands import Command, CommandName, Reply
 from tandem.protocol.errors import Refusal, RefusalCode, TandemError
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
-from tandem.protocol.messages import LoadReport
+from tandem.protocol.messages import DecodeBatch, LoadReport
 from tandem.protocol.outputs import (
     BlockEvents,
     EngineOutput,
@@ -45,7 +45,6 @@ from tandem.protocol.outputs import (
     Refused,
 )
 from tandem.protocol.requests import EngineCoreRequest
-from tandem.protocol.steps import DecodeBatch
 from tandem.protocol.timeline import NoteBook
 
 LEAST_S = 0.001

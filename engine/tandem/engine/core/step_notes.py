@@ -9,8 +9,8 @@ from tandem.engine.scheduler.scheduler import Scheduler
 from tandem.engine.scheduler.stats import PrefillRate, PromptLoad
 from tandem.engine.step import SchedulerOutput
 from tandem.engine.timing import cost_behind
-from tandem.protocol.layout import KVLayout
-from tandem.protocol.steps import DecodeBatch, StepTimes
+from tandem.protocol.card import KVLayout
+from tandem.protocol.messages import DecodeBatch, StepTimes
 
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _FP8_BYTES = 1.0 + 4.0 / (128 * 128)

@@ -4,7 +4,6 @@ Call ``open_weights``, ``get`` or ``raw`` for each tensor, then ``check_all_used
 subclasses of ``LoadError`` and name tensor and file.
 """
 
-from tandem.engine.loader.dummy import DummyWeights
 from tandem.engine.loader.errors import (
     BadWeightsFile,
     LoadError,
@@ -14,7 +13,7 @@ from tandem.engine.loader.errors import (
     WeightsNotFound,
     WrongShape,
 )
-from tandem.engine.loader.opening import open_weights
+from tandem.engine.loader.opening import DummyWeights, open_weights
 from tandem.engine.loader.safetensors import SafetensorsWeights
 from tandem.engine.loader.weights import INPUTS, OUTPUTS, WHOLE, Shard, TensorSpec, Weights
 

@@ -25,8 +25,8 @@ from tandem.engine.step import (
     StepRow,
 )
 from tandem.engine.timing import Chunks, MeasuredSteps, Padding, StepRoom
-from tandem.protocol.layout import blocks_for
-from tandem.protocol.steps import DecodeBatch
+from tandem.protocol.card import blocks_for
+from tandem.protocol.messages import DecodeBatch
 
 
 class Shares:

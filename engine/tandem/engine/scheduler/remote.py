@@ -23,9 +23,9 @@ from tandem.engine.scheduler.connector import (
 )
 from tandem.engine.scheduler.request_table import RequestTable
 from tandem.engine.scheduler.updater import Updater
+from tandem.protocol.card import blocks_for
 from tandem.protocol.errors import FailCause
 from tandem.protocol.kv import Fence, LoadFailed, Released
-from tandem.protocol.layout import blocks_for
 
 
 class Turns:

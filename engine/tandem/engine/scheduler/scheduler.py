@@ -49,9 +49,9 @@ from tandem.protocol.errors import FailCause, Refusal, RefusalCode
 from tandem.protocol.hashing import root_hash
 from tandem.protocol.ids import BlockHash, RequestKey
 from tandem.protocol.kv import Fence
+from tandem.protocol.messages import DecodeBatch
 from tandem.protocol.outputs import Finish, FinishReason
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
-from tandem.protocol.steps import DecodeBatch
 from tandem.protocol.timeline import NoteBook
 
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from tandem.engine.sample import SamplingBatch
 from tandem.engine.step import NewSequence, SchedulerOutput, SeqId
 from tandem.engine.worker.pooling import Poolers
+from tandem.protocol.card import blocks_for
 from tandem.protocol.embeds import PromptEmbeds
-from tandem.protocol.layout import blocks_for
 
 
 class BlockTable:

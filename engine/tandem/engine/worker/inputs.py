@@ -6,7 +6,7 @@ and chunks without queries, whose writes go to a spare block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tandem.engine.attention.base import LogitsRows, StepSequences
+from tandem.engine.models import EmbeddedTokens
+from tandem.engine.sample.transfer import index_on, on_device
 from tandem.engine.step import StepRow
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.staging import (
@@ -26,7 +28,8 @@ from tandem.engine.worker.staging import (
     StepShape,
 )
 from tandem.kernels.rotary_kv import SlotMapping
-from tandem.protocol.layout import blocks_for
+from tandem.protocol.card import blocks_for
+from tandem.protocol.embeds import PromptEmbeds
 
 _ATTENDED = 8192
 """Earlier tokens whose attention costs as much as the rest of a token's layer."""
@@ -413,3 +416,41 @@ class StepStager:
 
 def unpadded(_: StepShape) -> None:
     """Return None: a ``Fit`` that pads nothing."""
+
+
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_NUMBERS: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype("<i4"),
+    "float16": np.dtype("<i2"),
+    "bfloat16": np.dtype("<i2"),
+}
+"""Integers of the same width, as numpy knows no bfloat16."""
+
+
+def embedded_tokens(
+    held: Mapping[int, PromptEmbeds], rows: StepRows, device: torch.device
+) -> EmbeddedTokens | None:
+    """Return the tokens of an unpadded step that are embeddings; None if there are none.
+
+    ``held`` are prompts by row of the batch.
+    """
+    places, vectors = [], []
+    begins = (rows.ends + 1 - rows.counts).tolist()
+    columns = zip(rows.index.tolist(), rows.first.tolist(), rows.lens.tolist(), strict=True)
+    for at, (row, first, end) in zip(begins, columns, strict=True):
+        embeds = held.get(row)
+        if embeds is not None and first < embeds.num_tokens:
+            own = vectors_of(embeds, first, min(end, embeds.num_tokens))
+            vectors.append(on_device(own, device))
+            places.append(np.arange(at, at + len(own)))
+    if not places:
+        return None
+    return EmbeddedTokens(index_on(np.concatenate(places), device), vectors)
+
+
+def vectors_of(embeds: PromptEmbeds, first: int, end: int) -> Tensor:
+    """Return the vectors [positions, hidden_size] of positions [first, end), in new memory."""
+    kind = _NUMBERS[embeds.dtype]
+    numbers = np.frombuffer(embeds.rows(first, end), kind)
+    native = numbers.astype(kind.newbyteorder("="), copy=True)
+    return torch.from_numpy(native).view(_DTYPES[embeds.dtype]).view(-1, embeds.hidden_size)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tandem.engine.kv_memory import KVCacheAllocator
 from tandem.engine.loader.opening import DTYPES
+from tandem.protocol.card import KVLayout
 from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.layout import KVLayout
 
 
 class KVCacheMemory:

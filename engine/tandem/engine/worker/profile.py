@@ -13,13 +13,12 @@ import torch
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.sample import SamplingBatch, SamplingKind, score_prompt
-from tandem.engine.worker.embedded import embedded_tokens
 from tandem.engine.worker.input_batch import InputBatch
-from tandem.engine.worker.inputs import StepRows, StepStager, unpadded
+from tandem.engine.worker.inputs import StepRows, StepStager, embedded_tokens, unpadded
 from tandem.engine.worker.runner import PROMPT_LOGPROB_ROWS, ModelRunner
 from tandem.kernels.attention.batch import short_batches
+from tandem.protocol.card import blocks_for
 from tandem.protocol.embeds import PromptEmbeds
-from tandem.protocol.layout import blocks_for
 from tandem.protocol.sampling import SamplingParams
 
 SLACK = 1.05

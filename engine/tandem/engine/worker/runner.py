@@ -48,13 +48,13 @@ from tandem.engine.step import (
 )
 from tandem.engine.threads import StepThreads
 from tandem.engine.worker.device_events import DeviceEvent, moment
-from tandem.engine.worker.embedded import embedded_tokens
 from tandem.engine.worker.graphs import SamplerGraphs, StepGraphs
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.inputs import (
     StepInputs,
     StepRows,
     StepStager,
+    embedded_tokens,
     unpadded,
 )
 from tandem.engine.worker.kv_cache import KVCacheMemory

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
 from tandem.hub.errors import UnsupportedModel
-from tandem.hub.safetensors_files import check_pointer
+from tandem.hub.folder import check_pointer
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

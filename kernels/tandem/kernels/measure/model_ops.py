@@ -17,11 +17,11 @@ from tandem.kernels.activation import silu_and_mul
 from tandem.kernels.attention.decode import decode
 from tandem.kernels.attention.prefill import prefill
 from tandem.kernels.gemm import linear
+from tandem.kernels.measure.timing import Shape, make_case
 from tandem.kernels.norm import rms_norm
 from tandem.kernels.rotary_kv import QKNorm, Rotation, SlotMapping, rotary_kv
 from tandem.kernels.sampling import best
 
-from .paged import Shape, make_case
 from .timing import L2_BYTES
 
 MOST_SETS = 24

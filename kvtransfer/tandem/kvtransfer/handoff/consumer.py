@@ -73,9 +73,9 @@ from tandem.kvtransfer.handoff.pull import (
     Unpacked,
 )
 from tandem.kvtransfer.handoff.tables import CONSUMER, DEvent, DState
+from tandem.protocol.card import blocks_for
 from tandem.protocol.errors import FailCause
 from tandem.protocol.kv import LoadFailed
-from tandem.protocol.layout import blocks_for
 
 
 def announced(

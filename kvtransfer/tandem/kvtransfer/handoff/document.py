@@ -12,7 +12,7 @@ import msgspec
 from tandem.kvtransfer.handoff import messages
 from tandem.kvtransfer.handoff.manifest import CARRIED, RULES
 from tandem.kvtransfer.handoff.tables import CONSUMER, PRODUCER, DState, PState, Rule
-from tandem.protocol.layout import KVKind
+from tandem.protocol.card import KVKind
 
 _State = TypeVar("_State", bound=StrEnum)
 _Event = TypeVar("_Event", bound=StrEnum)

@@ -15,7 +15,7 @@ from tandem.kvtransfer.handoff.export import ConsumerMessage, Export, Granted, P
 from tandem.kvtransfer.handoff.lease import ENDED, Result, can_cut
 from tandem.kvtransfer.handoff.messages import Gone, GoneReason, Open
 from tandem.kvtransfer.handoff.producer import step
-from tandem.kvtransfer.handoff.slots import SlotRing
+from tandem.kvtransfer.handoff.pull import SlotRing
 from tandem.kvtransfer.handoff.tables import PState
 from tandem.kvtransfer.handoff.timers import Age, Timers
 from tandem.protocol.ids import Incarnation, RequestKey

@@ -15,8 +15,7 @@ from tandem.kvtransfer.handoff.actions import Action, Free, Millis, Quarantine
 from tandem.kvtransfer.handoff.consumer import step
 from tandem.kvtransfer.handoff.endings import Result
 from tandem.kvtransfer.handoff.messages import Ready
-from tandem.kvtransfer.handoff.pull import ConsumerPolicy, Granted, Pull
-from tandem.kvtransfer.handoff.slots import SlotRing, SlotState
+from tandem.kvtransfer.handoff.pull import ConsumerPolicy, Granted, Pull, SlotRing, SlotState
 from tandem.kvtransfer.handoff.tables import DState
 from tandem.kvtransfer.handoff.timers import Age, Timers
 from tandem.protocol.errors import FailCause

@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from tandem.protocol.layout import KVKind, KVLayout, blocks_for
+from tandem.protocol.card import KVKind, KVLayout, blocks_for
 from tandem.protocol.messages import Count
 
 MAX_GROUPS = 16

@@ -36,7 +36,7 @@ from tandem.kvtransfer.memory.slots import (
     SlotMemory,
 )
 from tandem.memory.device import MappedAllocator
-from tandem.protocol.layout import DTYPE_BYTES
+from tandem.protocol.card import DTYPE_BYTES
 
 LOOK_SECONDS = 0.001
 

@@ -23,10 +23,9 @@ from tandem.kernels.blocks import (
 )
 from tandem.kernels.narrow import narrow, widen
 from tandem.kvtransfer.handoff.form import Form, WireDtype
-from tandem.protocol.card import HANDOFF_VERSION
+from tandem.protocol.card import HANDOFF_VERSION, KVGroup
 from tandem.protocol.errors import WireError
 from tandem.protocol.ids import Incarnation, RequestKey
-from tandem.protocol.layout import KVGroup
 
 HEADER_BYTES = 256
 DIGEST_BYTES = 8

@@ -8,19 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.kvtransfer.config import millis
+from tandem.kvtransfer.control.client import MAX_REMEMBERED, PeerBook
 from tandem.kvtransfer.control.mail import Drop, LinkNumber, SetPeers
-from tandem.kvtransfer.control.peers import MAX_REMEMBERED, PeerBook
 from tandem.kvtransfer.events import ConsumerEvent
 from tandem.kvtransfer.handoff.actions import Millis, Read
 from tandem.kvtransfer.handoff.form import Form
 from tandem.kvtransfer.handoff.imports import ImportTable
 from tandem.kvtransfer.handoff.messages import ProducerCard
-from tandem.kvtransfer.handoff.pull import ConsumerPolicy
-from tandem.kvtransfer.handoff.slots import SlotRing
+from tandem.kvtransfer.handoff.pull import ConsumerPolicy, SlotRing
 from tandem.kvtransfer.memory.packing import HEADER_BYTES
 from tandem.kvtransfer.memory.slots import SlotMemory
-from tandem.kvtransfer.mover.cards import form_with, why_refused
-from tandem.kvtransfer.mover.make_slots import slots_for
+from tandem.kvtransfer.mover.make_slots import form_with, slots_for, why_refused
 from tandem.kvtransfer.mover.mover import ConsumerItem, Mover, MoverParts
 from tandem.kvtransfer.mover.prober import Prober
 from tandem.kvtransfer.transports.base import Check, Transport

@@ -45,9 +45,8 @@ from tandem.kvtransfer.transports.base import Region, Transport
 from tandem.kvtransfer.waiting import ProgressBoard
 from tandem.link.naps import nap_precisely
 from tandem.link.wake_queue import SHORT_SECONDS, WakeQueue
-from tandem.protocol.card import Fingerprint
+from tandem.protocol.card import DTYPE_BYTES, Fingerprint, KVLayout, Shard
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
-from tandem.protocol.layout import DTYPE_BYTES, KVLayout, Shard
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tandem.kvtransfer.config import KVTransferConfig, millis
-from tandem.kvtransfer.control.peers import PeerBook
+from tandem.kvtransfer.control.client import PeerBook
 from tandem.kvtransfer.errors import NotThereYet, TransportError
 from tandem.kvtransfer.handoff.actions import Action, Millis, Read
 from tandem.kvtransfer.handoff.imports import ImportTable
 from tandem.kvtransfer.handoff.messages import Message, Probe, ProbeDone, ProbeReady, ProducerCard
 from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.kvtransfer.metrics import HandoffMetrics
-from tandem.kvtransfer.mover.cards import pattern
+from tandem.kvtransfer.mover.make_slots import pattern
 from tandem.kvtransfer.transports.base import Check, Transport
 from tandem.protocol.ids import Incarnation, RequestKey
 

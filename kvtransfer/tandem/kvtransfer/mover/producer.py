@@ -45,7 +45,7 @@ from tandem.kvtransfer.handoff.messages import (
     ProbeReady,
     ProducerCard,
 )
-from tandem.kvtransfer.handoff.slots import SlotRing
+from tandem.kvtransfer.handoff.pull import SlotRing
 from tandem.kvtransfer.handoff.tables import PState
 from tandem.kvtransfer.memory.blocks import tags_from
 from tandem.kvtransfer.memory.packing import (
@@ -55,8 +55,7 @@ from tandem.kvtransfer.memory.packing import (
     key_digest,
 )
 from tandem.kvtransfer.memory.slots import Move, SlotMemory
-from tandem.kvtransfer.mover.cards import pattern
-from tandem.kvtransfer.mover.make_slots import slots_for
+from tandem.kvtransfer.mover.make_slots import pattern, slots_for
 from tandem.kvtransfer.mover.mover import MOVE_NAP_SECONDS, Mover, MoverParts
 from tandem.kvtransfer.transports.base import why_unmet
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey

@@ -16,11 +16,12 @@ from tandem.kvtransfer.handoff.actions import Read, Unpack
 from tandem.kvtransfer.handoff.messages import ProducerCard
 from tandem.kvtransfer.memory.packing import fingerprint_digest
 from tandem.kvtransfer.memory.slots import Inspection, Move, SlotMemory
-from tandem.kvtransfer.mover.cards import Fault, fault_of_slot
+from tandem.kvtransfer.mover.make_slots import Fault, fault_of_slot
 from tandem.kvtransfer.mover.mover import MoverParts
 from tandem.kvtransfer.transports.base import (
     BlockExtents,
     Check,
+    End,
     Extent,
     Place,
     Progress,
@@ -28,12 +29,12 @@ from tandem.kvtransfer.transports.base import (
     Ticket,
     Timed,
     Transport,
+    part_extents,
 )
-from tandem.kvtransfer.transports.parts import End, part_extents
 from tandem.kvtransfer.waiting import is_foretold, nap_before, watch
+from tandem.protocol.card import KVLayout, Shard
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import Incarnation, RequestKey
-from tandem.protocol.layout import KVLayout, Shard
 
 
 def slot_extent(

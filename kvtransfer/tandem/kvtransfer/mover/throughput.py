@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tandem.kvtransfer.control.peers import PeerBook
+from tandem.kvtransfer.control.client import PeerBook
 from tandem.kvtransfer.handoff.pull import Pull
 from tandem.kvtransfer.handoff.tables import DState
 from tandem.kvtransfer.metrics import HandoffMetrics

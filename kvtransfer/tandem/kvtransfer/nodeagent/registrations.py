@@ -31,14 +31,15 @@ from tandem.kvtransfer.transports.agent.wire import (
     consumers_proof,
 )
 from tandem.kvtransfer.transports.base import Region
-from tandem.kvtransfer.transports.mapped.batches import (
+from tandem.kvtransfer.transports.mapped.copiers import (
     Batch,
+    Mark,
     Numbers,
     PeerTags,
     Reach,
+    Through,
     Turns,
 )
-from tandem.kvtransfer.transports.mapped.copiers import Mark, Through
 from tandem.kvtransfer.transports.mapped.wire import is_proof
 from tandem.memory import device
 from tandem.memory.copies import Lane

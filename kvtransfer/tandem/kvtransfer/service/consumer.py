@@ -23,11 +23,10 @@ from tandem.kvtransfer.mover.mover import Reserved, SleepState
 from tandem.kvtransfer.service.parts import make_parts, tell_transports
 from tandem.kvtransfer.transports.base import Transport
 from tandem.link.curve import CurveGuard
-from tandem.protocol.card import Fingerprint
+from tandem.protocol.card import Fingerprint, KVLayout
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 from tandem.protocol.kv import LoadFailed
-from tandem.protocol.layout import KVLayout
 from tandem.protocol.messages import PeerHealth
 
 

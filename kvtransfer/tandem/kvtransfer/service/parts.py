@@ -20,10 +20,9 @@ from tandem.kvtransfer.transports.base import Transport
 from tandem.kvtransfer.transports.nixl import NixlTransport
 from tandem.kvtransfer.transports.tcp import TcpTransport
 from tandem.kvtransfer.waiting import ProgressBoard
-from tandem.protocol.card import Fingerprint
+from tandem.protocol.card import DTYPE_BYTES, Fingerprint, KVLayout
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.ids import Incarnation
-from tandem.protocol.layout import DTYPE_BYTES, KVLayout
 
 logger = logging.getLogger(__name__)
 

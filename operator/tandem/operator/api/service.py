@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 from msgspec import field
 
 from tandem.operator.api.model import Model
 from tandem.operator.api.roles import Router, WorkerSpec
+from tandem.operator.api.status import LLMServiceStatus
 from tandem.operator.api.transfer import KVTransfer
 from tandem.operator.api.values import (
     AnnotationMap,
@@ -25,6 +27,7 @@ from tandem.operator.api.values import (
     Url,
     doc,
 )
+from tandem.protocol.errors import TandemError
 
 
 class DType(StrEnum):
@@ -268,3 +271,30 @@ class LLMServiceSpec(Api, frozen=True, kw_only=True):
     observability: Annotated[Observability, doc("Metrics and traces.")] = field(
         default_factory=Observability
     )
+
+
+_BUILT = (msgspec.json.Decoder(LLMServiceSpec), msgspec.json.Decoder(LLMServiceStatus))
+
+
+class Unreadable(TandemError, ValueError):
+    """The spec does not fit this version's types; the message names the field."""
+
+
+def spec_of(resource: dict[str, Any]) -> LLMServiceSpec:
+    """Return the spec of an LLMService. Raises Unreadable."""
+    if "spec" not in resource:
+        raise Unreadable("spec: it is missing")
+    try:
+        return msgspec.convert(resource["spec"], LLMServiceSpec)
+    except msgspec.ValidationError as error:
+        said, _, place = str(error).partition(" - at ")
+        field = "spec" + place.strip("`").removeprefix("$")
+        raise Unreadable(f"{field}: {said}") from error
+
+
+def status_of(resource: dict[str, Any]) -> LLMServiceStatus:
+    """Return the status; an empty one if it cannot be read."""
+    try:
+        return msgspec.convert(resource.get("status") or {}, LLMServiceStatus)
+    except msgspec.ValidationError:
+        return LLMServiceStatus()

@@ -34,8 +34,8 @@ from tandem.operator.desired.policy import (
 )
 from tandem.operator.desired.tracing import tracing_flags
 from tandem.protocol import names
+from tandem.protocol.messages import TARGET_ITL_MS, step_bound
 from tandem.protocol.names import ENV_PREFIX
-from tandem.protocol.steps import TARGET_ITL_MS, step_bound
 
 
 def step_bound_flags(spec: LLMServiceSpec, role: Role) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from tandem.operator import look
-from tandem.operator.api import reading
+from tandem.operator.api import service as reading
 from tandem.operator.api.status import Reason
 from tandem.operator.cluster import Cluster
 from tandem.operator.cluster.apply import Applier, Problem

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tandem.operator.api import reading
+from tandem.operator.api import service as reading
 from tandem.operator.api.status import ConditionType, LLMServiceStatus, Reason
 from tandem.operator.api.values import API_VERSION
 from tandem.operator.cluster import Cluster, ClusterError

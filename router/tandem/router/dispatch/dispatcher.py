@@ -58,14 +58,8 @@ from tandem.router.dispatch.explain import (
     worth_waiting,
 )
 from tandem.router.dispatch.fleet import Contradiction, Fleet, Gap
-from tandem.router.dispatch.job import Job
+from tandem.router.dispatch.job import Job, begin_attempt, note_end, note_sent, note_way
 from tandem.router.dispatch.placing import Placing
-from tandem.router.dispatch.recorder import (
-    begin_attempt,
-    note_end,
-    note_sent,
-    note_way,
-)
 from tandem.router.dispatch.retry_policy import (
     AttemptFailure,
     FailedClosed,

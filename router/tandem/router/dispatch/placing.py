@@ -18,8 +18,7 @@ from tandem.protocol.ids import BlockHash, Incarnation
 from tandem.router.dispatch.admission import Turns
 from tandem.router.dispatch.explain import raise_if_non_retryable, too_late
 from tandem.router.dispatch.fleet import Fleet
-from tandem.router.dispatch.job import Job
-from tandem.router.dispatch.recorder import Scene
+from tandem.router.dispatch.job import Job, Scene
 from tandem.router.placement.policy import Placement, PlacementPolicy
 from tandem.router.workers.connection import Worker
 from tandem.tracing.recording import marked

@@ -17,13 +17,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tandem.router.http.errors import ErrorAnswer
 from tandem.router.http.middleware import send_error
-from tandem.router.http.parser import framing_problem, host_of
 from tandem.router.http.protocol import (
     ConnectionLimits,
     EndingProtocol,
     crowded,
+    framing_problem,
     head_too_large,
     head_too_slow,
+    host_of,
     malformed,
     written,
 )

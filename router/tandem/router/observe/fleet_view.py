@@ -20,7 +20,7 @@ from tandem.router.dispatch.dispatcher import Dispatcher
 from tandem.router.dispatch.fleet import Fleet, LinkCount
 from tandem.router.dispatch.job import Job
 from tandem.router.metrics import RouterMetrics, only
-from tandem.router.observe.rates import RouterRates
+from tandem.router.observe.gauges import RouterRates
 from tandem.router.placement.rates import Pair
 from tandem.router.workers.connection import Worker
 from tandem.router.workers.pool import handoff_peers

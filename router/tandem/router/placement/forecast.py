@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.ids import Incarnation
-from tandem.protocol.steps import DecodeBatch
+from tandem.protocol.messages import DecodeBatch
 from tandem.router.placement.rates import MOST_BUSY, Rates, chunk_of
 from tandem.router.placement.snapshot import (
     UNKNOWN_RESIDENCE,

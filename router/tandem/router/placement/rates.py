@@ -8,12 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import Incarnation
-from tandem.protocol.steps import (
-    DecodeBatch,
-    StepTimes,
-    decode_batch_seconds,
-    seconds_at,
-)
+from tandem.protocol.messages import DecodeBatch, StepTimes, decode_batch_seconds, seconds_at
 from tandem.router.placement.snapshot import WorkerView
 
 Pair = tuple[Incarnation, Incarnation]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.ids import Incarnation
-from tandem.protocol.steps import DecodeBatch, StepTimes
+from tandem.protocol.messages import DecodeBatch, StepTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,10 @@ from typing import Any
 
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.structured import ReasoningSpan
-from tandem.text.chat_messages import FORMAT, knows_no_tools
+from tandem.text.chat_template import FORMAT, knows_no_tools
 from tandem.text.parsers.calls import ToolSchemas
-from tandem.text.parsers.engine import StreamParser
+from tandem.text.parsers.engine import StreamParser, is_open
 from tandem.text.parsers.formats import FORCED, REASONING_FORMATS, TOOL_FORMATS
-from tandem.text.parsers.opened import is_open
 from tandem.text.parsers.tables import ChannelFormat, ReasoningFormat, ToolFormat
 from tandem.text.tokenizer import Tokenizer
 

@@ -13,10 +13,10 @@ from tandem.engine.request import Request
 from tandem.engine.scheduler.connector import Hold, Loaded, Lookup, Remote
 from tandem.engine.scheduler.request_table import ABORT, FAILED
 from tandem.kvtransfer import events
+from tandem.protocol.card import blocks_for
 from tandem.protocol.errors import Refusal
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.kv import Fence, FirstToken, LoadFailed, Released
-from tandem.protocol.layout import blocks_for
 from tandem.protocol.requests import Produce
 
 if TYPE_CHECKING:  # imports torch, which simulations lack

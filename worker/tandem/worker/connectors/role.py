@@ -7,17 +7,33 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
+from torch import Tensor
+
 from tandem.engine.scheduler.connector import KVConnector
 from tandem.engine.scheduler.connectors import compose
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.events import ConsumerEvent, ProducerEvent
 from tandem.kvtransfer.service.consumer import HandoffConsumer
 from tandem.kvtransfer.service.producer import HandoffProducer
+from tandem.memory.shared import shared_tensor
 from tandem.protocol.ids import Incarnation, RequestKey
 from tandem.protocol.messages import PeerHealth
 from tandem.worker.connectors.prefix_fetch import LendConnector, PullConnector, PullMetrics
 from tandem.worker.handoff import HandoffService
 from tandem.worker.launch import RoleContext, RoleParts
+
+
+def kv_cache_allocator(
+    config: KVTransferConfig, *, on_gpu: bool = False
+) -> Callable[[int], Tensor] | None:
+    """Return a function from bytes to flat uint8 memory that ``kv_connector`` can share; None for
+    the engine's own, as for a GPU."""
+    near = config.kv_connector == "auto" and config.kv_node_folder is not None
+    return (
+        shared_tensor
+        if not on_gpu and (near or config.kv_connector in ("shm", "shm_agent"))
+        else None
+    )
 
 
 class BothWays:

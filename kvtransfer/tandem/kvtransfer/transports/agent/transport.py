@@ -18,10 +18,8 @@ from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.memory.blocks import TAG_BYTES, Blocks, SharedTags
 from tandem.kvtransfer.memory.slots import SlotMemory
-from tandem.kvtransfer.transports.agent.asking import Asker
-from tandem.kvtransfer.transports.agent.landing import Giver, Landing, Piece
+from tandem.kvtransfer.transports.agent.landing import Asker, Giver, Landing, LandingSizes, Piece
 from tandem.kvtransfer.transports.agent.line import agent_folder
-from tandem.kvtransfer.transports.agent.sizes import LandingSizes
 from tandem.kvtransfer.transports.agent.wire import (
     MAX_PLACES,
     VERSION,
@@ -41,8 +39,7 @@ from tandem.kvtransfer.transports.base import (
     Region,
     Ticket,
 )
-from tandem.kvtransfer.transports.mapped.batches import Batch, batches
-from tandem.kvtransfer.transports.mapped.copiers import Copier, Mark, traits_of
+from tandem.kvtransfer.transports.mapped.copiers import Batch, Copier, Mark, batches, traits_of
 from tandem.kvtransfer.transports.mapped.transport import make_copier
 from tandem.kvtransfer.transports.mapped.wire import (
     COPYING,

@@ -21,19 +21,17 @@ from tandem.kvtransfer.transports.base import (
     Region,
     Ticket,
 )
-from tandem.kvtransfer.transports.mapped.batches import (
-    Batch,
-    Numbers,
-    PeerTags,
-    Turns,
-    batches,
-)
 from tandem.kvtransfer.transports.mapped.copiers import (
+    Batch,
     Copier,
     CudaCopier,
     HostCopier,
     Mark,
+    Numbers,
+    PeerTags,
     Source,
+    Turns,
+    batches,
     traits_of,
 )
 from tandem.kvtransfer.transports.mapped.giving import DescriptorServer

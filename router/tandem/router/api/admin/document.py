@@ -19,8 +19,8 @@ from tandem.router.api.admin.sleeping import USUAL_LEVEL, USUAL_WAIT_S
 from tandem.router.api.anthropic import answers as message_answers
 from tandem.router.api.anthropic import body as message_bodies
 from tandem.router.api.openai.answers import types
-from tandem.router.api.openai.bodies import pooling_schemas, schemas, structured
-from tandem.router.api.openai.bodies.body import Body
+from tandem.router.api.openai.bodies import pooling_schemas, schemas, tools
+from tandem.router.api.openai.bodies.bounds import Body
 from tandem.router.api.openai.bodies.hints import CONDITIONS, Hint
 from tandem.router.api.openai.bodies.parameters import Refused
 from tandem.router.api.openai.responses import answers as response_answers
@@ -73,9 +73,9 @@ _BODIES: tuple[type[Body], ...] = (
     *(schemas.LogLevelBody, schemas.AbortBody),
     *(
         schemas.StreamOptions,
-        structured.ResponseFormat,
-        structured.StructuredOutputs,
-        structured.JsonSchema,
+        tools.ResponseFormat,
+        tools.StructuredOutputs,
+        tools.JsonSchema,
     ),
     *pooling_schemas.bodies(),
     *response_bodies.bodies(),

@@ -9,8 +9,7 @@ from pydantic import Field, PrivateAttr
 
 from tandem.protocol.errors import InvalidParameter
 from tandem.router.api.openai.bodies import hints
-from tandem.router.api.openai.bodies.body import Body
-from tandem.router.api.openai.bodies.bounds import MAX_INTEGER
+from tandem.router.api.openai.bodies.bounds import MAX_INTEGER, Body
 from tandem.router.api.openai.bodies.hints import Hint, Reading, ignore_tool
 from tandem.router.api.openai.bodies.parameters import Refused
 from tandem.router.api.openai.bodies.schemas import ChatBody, Information, Messages

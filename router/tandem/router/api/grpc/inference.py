@@ -18,7 +18,7 @@ from tandem.llm.outputs import (
     PositionLogprobs,
     RequestOutput,
 )
-from tandem.llm.prepared import PreparedRequest
+from tandem.llm.sampling import PreparedRequest
 from tandem.llm.scoring import Side, prepare_scores
 from tandem.protocol.context import RequestContext
 from tandem.protocol.errors import InvalidParameter
@@ -27,8 +27,7 @@ from tandem.protocol.pooling import PoolingParams
 from tandem.protocol.sampling import ExtraArg, OutputKind
 from tandem.router.api.grpc import tandem_pb2 as pb
 from tandem.router.api.grpc.call import Call, Calls
-from tandem.router.api.openai.bodies.body import Body
-from tandem.router.api.openai.bodies.bounds import SMALL_BYTES, understand
+from tandem.router.api.openai.bodies.bounds import SMALL_BYTES, Body, understand
 from tandem.router.api.openai.bodies.hints import Reading
 from tandem.router.api.openai.bodies.pooling_schemas import EmbeddingBody, PooledBody, ScoreBody
 from tandem.router.api.openai.bodies.schemas import ChatBody, CompletionBody, TokenizeBody

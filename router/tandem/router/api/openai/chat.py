@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tandem.llm.outputs import CompletionOutput, RequestOutput
-from tandem.llm.prepared import PreparedRequest
+from tandem.llm.sampling import PreparedRequest
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import OutputKind
 from tandem.router.api.openai.answers.answer_reader import AnswerReader, ChatReader, reader_of

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from tandem.llm.async_llm import AsyncLLM
 from tandem.llm.cpu_pool import weight
 from tandem.llm.outputs import CompletionOutput, RequestOutput
-from tandem.llm.prepared import PreparedRequest
+from tandem.llm.sampling import PreparedRequest
 from tandem.protocol.sampling import OutputKind
 from tandem.router.api.openai.answers.chunks import (
     DONE,
@@ -44,7 +44,7 @@ from tandem.router.api.openai.service import (
     without_tokens,
 )
 from tandem.router.endpoints import Routes
-from tandem.text.offsets import AnswerOffsets, EchoedPrompt
+from tandem.text.output_processor import AnswerOffsets, EchoedPrompt
 from tandem.text.prompts import Prompt, parse_prompts
 from tandem.text.tokenizer import Tokenizer
 

@@ -17,8 +17,7 @@ from starlette.responses import Response
 
 from tandem.llm.cpu_pool import weight
 from tandem.llm.outputs import PooledRequestOutput, floats_of
-from tandem.llm.prepared import PreparedRequest
-from tandem.llm.sampling import parts_of
+from tandem.llm.sampling import PreparedRequest, parts_of
 from tandem.llm.scoring import Side, pool_all, prepare_scores
 from tandem.protocol.context import RequestContext
 from tandem.protocol.errors import InvalidParameter, Refusal, RequestRefused

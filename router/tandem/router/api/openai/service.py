@@ -23,13 +23,12 @@ from starlette.requests import ClientDisconnect, Request
 
 from tandem.llm.async_llm import AsyncLLM
 from tandem.llm.outputs import CompletionOutput, RequestOutput
-from tandem.llm.prepared import PreparedRequest
+from tandem.llm.sampling import PreparedRequest
 from tandem.protocol.context import RequestContext
 from tandem.protocol.errors import InvalidParameter, RequestRefused
 from tandem.protocol.outputs import FinishReason
 from tandem.router.api.openai.answers.sse import ClientGone, EventStream, KeepAlives
-from tandem.router.api.openai.bodies.body import Body
-from tandem.router.api.openai.bodies.bounds import SMALL_BYTES, RequestBounds, understand
+from tandem.router.api.openai.bodies.bounds import SMALL_BYTES, Body, RequestBounds, understand
 from tandem.router.api.openai.bodies.embeds import EmbedsIntake
 from tandem.router.api.openai.bodies.hints import Reading, UnknownFields, note_ignored
 from tandem.router.api.openai.bodies.pooling_schemas import PooledBody

@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.types import Scope
 
-from tandem.router.dispatch.recorder import Scene
+from tandem.router.dispatch.job import Scene
 from tandem.router.observe.timeline.view import MAX_SHORT_PARTS, short
 from tandem.router.tenant import Tenant, TenantParts
 from tandem.tracing.config import traceparent_of

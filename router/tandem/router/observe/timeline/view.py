@@ -14,7 +14,7 @@ import msgspec
 
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.timeline import Note
-from tandem.router.dispatch.recorder import Scene
+from tandem.router.dispatch.job import Scene
 from tandem.router.placement.snapshot import LinkThroughput, PromptFacts, WorkerView
 from tandem.tracing.recording import AttemptRecord, LegRecord, Recording
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from tandem.protocol.errors import InvalidParameter
 from tandem.router.api.openai.bodies import hints
-from tandem.router.api.openai.bodies.body import Body, Documents, Prompts, Texts
+from tandem.router.api.openai.bodies.bounds import Body, Documents, Prompts, Texts
 from tandem.router.api.openai.bodies.hints import Hint, Reading
 from tandem.router.api.openai.bodies.parameters import Refused
 from tandem.router.api.openai.bodies.schemas import Information, Salt

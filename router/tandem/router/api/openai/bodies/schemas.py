@@ -14,11 +14,18 @@ from pydantic import Field, PrivateAttr, WithJsonSchema
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import ALL_LOGPROBS, ExtraArg
 from tandem.router.api.openai.bodies import hints, parameters
-from tandem.router.api.openai.bodies.body import Body, Embeds, Prompts
+from tandem.router.api.openai.bodies.bounds import Body, Embeds, Prompts
 from tandem.router.api.openai.bodies.hints import Hint, Reading
 from tandem.router.api.openai.bodies.parameters import Refused
-from tandem.router.api.openai.bodies.structured import ResponseFormat, StructuredOutputs, wanted_of
-from tandem.router.api.openai.bodies.tools import check_choice, functions_of, is_forced, schema_of
+from tandem.router.api.openai.bodies.tools import (
+    ResponseFormat,
+    StructuredOutputs,
+    check_choice,
+    functions_of,
+    is_forced,
+    schema_of,
+    wanted_of,
+)
 
 Information = Annotated[str, Field(max_length=512)]
 """Data about the caller, without effect."""

@@ -9,7 +9,7 @@ from pydantic import Field, PrivateAttr
 
 from tandem.protocol.errors import InvalidParameter
 from tandem.router.api.openai.bodies import hints, parameters
-from tandem.router.api.openai.bodies.body import Body
+from tandem.router.api.openai.bodies.bounds import Body
 from tandem.router.api.openai.bodies.hints import INCLUDES, Hint, Reading, ignore_tool
 from tandem.router.api.openai.bodies.parameters import Refused
 from tandem.router.api.openai.bodies.schemas import (

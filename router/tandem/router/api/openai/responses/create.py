@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tandem.llm.outputs import CompletionOutput, RequestOutput
-from tandem.llm.prepared import PreparedRequest
+from tandem.llm.sampling import PreparedRequest
 from tandem.protocol.errors import InvalidParameter
 from tandem.router.api.openai.answers.answer_reader import AnswerReader, check_calls
 from tandem.router.api.openai.answers.chunks import chat_logprobs

@@ -140,7 +140,7 @@ def test_a_limit_decides_what_kv_may_have(host: Host, monkeypatch: pytest.Monkey
     host.mounted(V2.format(top="/", mount=MOUNT2), "0::/")
     host.v2(MOUNT2, GIB, GIB // 4, 0)
     assert worker.num_cpu_blocks(config, config.layout, promised=GIB // 4)
-    with pytest.raises(InvalidParameter, match=r"at most 0\.4 GiB, .* beside 0\.4 GiB of blocks"):
+    with pytest.raises(InvalidParameter, match=r"at most 0\.4 GiB, .* next to 0\.4 GiB of blocks"):
         worker.num_cpu_blocks(config, config.layout, promised=GIB * 3 // 8)
     host.v2(MOUNT2, GIB, GIB * 3 // 4, 0)
     assert worker.num_blocks(config, config.layout, cpu) == GIB // 16 // size

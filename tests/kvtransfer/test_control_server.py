@@ -171,7 +171,7 @@ def test_who_says_more_than_the_transfer_thread_takes_is_dropped(
 
     answer = dealer.hear()
     assert isinstance(answer, Reset)
-    assert "more than is taken" in answer.reason
+    assert "more than is accepted" in answer.reason
     assert links(server) == []
 
 

@@ -104,7 +104,7 @@ def test_a_manifest_without_an_item_that_d_needs_fails_the_hand_off():
     face.deliver_d(Ready(A, 8, 8, (m.Item(0, KVKind.STATE, 7, 8),)))
     failed = face.d_told[-1]
     assert failed.cause is FailCause.IDENTITY
-    assert "recurrent_state [7, 8), wanted is full_attention [0, 8)" in failed.message
+    assert "recurrent_state [7, 8), expected is full_attention [0, 8)" in failed.message
 
 
 def test_done_without_an_item_is_answered_gone():

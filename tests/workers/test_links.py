@@ -42,7 +42,7 @@ def test_a_router_that_says_more_than_the_step_loop_takes_is_reset() -> None:
         router.greet()
         for number in range(3):
             router.say(Cancel("r", number))
-        assert "more than is taken" in router.hear(Reset).reason
+        assert "more than is accepted" in router.hear(Reset).reason
         kinds = [type(worker.next()).__name__ for _ in range(3)]
         assert kinds == ["FromRouter", "FromRouter", "RouterLost"]
     finally:

@@ -139,7 +139,7 @@ def test_a_wrong_flag_is_named(shown: dict[str, Service]) -> None:
 def test_a_person_reads_the_manual(kube: Kube, operator: Installed) -> None:
     """`kubectl explain --recursive` has every field, and fields have descriptions."""
     whole = kube.run("explain", "llm.spec", "--recursive")
-    assert "noProgressTimeoutSeconds" in whole
+    assert "pullPeers" in whole
     one = kube.run("explain", "llm.spec.engine.blockSize")
     assert "power of two" in one
 

@@ -190,7 +190,10 @@ def test_methods_of_habit_are_there(llm: LLM):
         ({"enable_lora": True}, "adapters are not served"),
         ({"hf_overrides": {"num_attention_heads": 0}}, "num_attention_heads: 0"),
         ({"hf_overrides": "[1]"}, "hf_overrides"),
-        ({"chat_template": "nowhere.jinja"}, "chat_template: 'nowhere.jinja' is no file"),
+        (
+            {"chat_template": "nowhere.jinja"},
+            "chat_template: 'nowhere.jinja' is neither a file here nor a Jinja template",
+        ),
         ({"generation_config": "/nowhere"}, "generation_config: '/nowhere'"),
     ],
 )

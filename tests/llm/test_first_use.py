@@ -192,7 +192,7 @@ def test_methods_of_habit_are_there(llm: LLM):
         ({"hf_overrides": "[1]"}, "hf_overrides"),
         (
             {"chat_template": "nowhere.jinja"},
-            "chat_template: 'nowhere.jinja' is neither a file here nor a Jinja template",
+            "chat_template: 'nowhere.jinja' is neither a file here",
         ),
         ({"generation_config": "/nowhere"}, "generation_config: '/nowhere'"),
     ],

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from tandem.operator import look
-from tandem.operator.api import service as reading
+from tandem.operator.api.service import Unreadable, spec_of, status_of
 from tandem.operator.api.status import Reason
 from tandem.operator.cluster import Cluster
 from tandem.operator.cluster.apply import Applier, Problem
@@ -180,10 +180,10 @@ class Reconciler:
         if self._uids.setdefault(key, owner.uid) != owner.uid:  # made again, its end was missed
             self._forget(key)
             self._uids[key] = owner.uid
-        status = reading.status_of(resource)
+        status = status_of(resource)
         try:
-            spec = reading.spec_of(resource)
-        except reading.Unreadable as error:
+            spec = spec_of(resource)
+        except Unreadable as error:
             look.enter("tell")
             why: Word = ("False", Reason.INVALID_SPEC, str(error))
             generation = resource["metadata"]["generation"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tandem.operator.api import service as reading
+from tandem.operator.api.service import status_of
 from tandem.operator.api.status import ConditionType, LLMServiceStatus, Reason
 from tandem.operator.api.values import API_VERSION
 from tandem.operator.cluster import Cluster, ClusterError
@@ -156,7 +156,7 @@ def rehearse(
     for kind in CHILDREN:
         for item in stage.items(kind, namespace, selector):
             store.put(kind, {"kind": kind, **item})
-    status = reading.status_of(resource)
+    status = status_of(resource)
     _reconciler(stage, store, settings, status)((namespace, name))
     deployments = store.all("Deployment")
     return Rehearsal(

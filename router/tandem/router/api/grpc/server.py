@@ -29,7 +29,7 @@ from tandem.router.api.grpc.call import (
     failure_of,
 )
 from tandem.router.api.grpc.inference import Inference
-from tandem.router.api.openai.bodies.bounds import CONTAINER_SHARE, SLICE_BYTES, body_too_large
+from tandem.router.api.openai.bodies.bounds import CONTAINER_SHARE, SLICE_BYTES, too_many_values
 from tandem.router.api.openai.service import Service
 from tandem.router.config import RouterConfig
 from tandem.router.dispatch.admission import Turns
@@ -96,7 +96,7 @@ class _Counted:
         if kind is not None:
             self._num_messages += 1
             if self._num_messages > self._most // CONTAINER_SHARE:
-                raise body_too_large("objects and lists", self._most // CONTAINER_SHARE)
+                raise too_many_values("objects and lists", self._most // CONTAINER_SHARE)
             self.walk(data, kind)
             return
         for start in range(0, len(data), SLICE_BYTES):
@@ -106,7 +106,7 @@ class _Counted:
     def _count(self, more: int) -> None:
         self._num_values += more
         if self._num_values > self._most:
-            raise body_too_large("values", self._most)
+            raise too_many_values("values", self._most)
 
 
 @lru_cache(maxsize=64)

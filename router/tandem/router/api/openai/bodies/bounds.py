@@ -87,9 +87,9 @@ class _Counted:
     def _check_counts(self) -> None:
         most = self._max_values
         if self._num_values > most:
-            raise body_too_large("values", most)
+            raise too_many_values("values", most)
         if self._num_containers > most // CONTAINER_SHARE:
-            raise body_too_large("objects and lists", most // CONTAINER_SHARE)
+            raise too_many_values("objects and lists", most // CONTAINER_SHARE)
 
     def _go_down(self, brackets: bytes) -> None:
         depth = self._depth
@@ -100,7 +100,7 @@ class _Counted:
         self._depth = depth
 
 
-def body_too_large(what: str, limit: int) -> HttpProblem:
+def too_many_values(what: str, limit: int) -> HttpProblem:
     """Return the 413 for a body with too much."""
     return HttpProblem(
         ErrorAnswer(

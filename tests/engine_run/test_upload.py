@@ -108,7 +108,7 @@ def test_a_disk_that_hangs_is_not_waited_for(weights, monkeypatch):
 HANGS = """
 import os, sys, time, torch
 from pathlib import Path
-from tandem.engine.loader import upload
+from tandem.engine.loader import safetensors as upload
 os.preadv = lambda *_: time.sleep(3600)
 upload.READ_SECONDS = upload.CLOSE_SECONDS = 0.05
 uploader = upload.Uploader(torch.device("cpu"), threads=2)

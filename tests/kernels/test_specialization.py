@@ -133,7 +133,7 @@ KERNELS = {
         numbers="size",
         tensors="seeds top_k temperature min_p top_p wide narrow",
     ),
-    "sampling.filters.search.triton_kernels:search_rows": Params(
+    "sampling.filters.triton_kernels:search_rows": Params(
         loose="cursors",
         numbers="vocab chunks",
         tensors="top_k top_p floors facts kinds partials found",

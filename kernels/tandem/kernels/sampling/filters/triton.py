@@ -11,12 +11,11 @@ import triton
 from torch import Tensor
 
 from tandem.kernels.launch import dependent
-from tandem.kernels.sampling.filters.triton_kernels import search_rows
 from tandem.kernels.sampling.race.triton import stats_of
 from tandem.kernels.sampling.rng import GROUP
 from tandem.kernels.sampling.types import Filters
 
-from .triton_kernels import FIELDS, PARTS, bound_rows, gather_rows, weigh_rows
+from .triton_kernels import FIELDS, PARTS, bound_rows, gather_rows, search_rows, weigh_rows
 
 BLOCK = 256
 """Values that are few enough to weigh each against all."""

@@ -27,7 +27,7 @@ from tandem.protocol.names import ENV_PREFIX
 
 _PR_SET_CHILD_SUBREAPER = 36
 _REPOSITORY = Path(__file__).parent.parent
-_OWN = (ENV_PREFIX, "PYTEST_CURRENT_TEST", "UCX_", "OTEL_BSP_")
+_OWN = (ENV_PREFIX, "PYTEST_CURRENT_TEST", "UCX_", "OTEL_")
 """How variables begin that a worker reads when it runs, and no library at its import."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 """Threads of OpenMP spin, which on a busy machine takes for ever."""

@@ -34,8 +34,8 @@ SENT_EVERY = "200"
 WAIT_SECONDS, SETTLE_SECONDS = 60.0, 1.0
 HEAD = """# Traces of two requests
 
-Result of `make traces` on {day}. An OpenTelemetry collector received the spans of a router (HTTP),
-two prefill workers and a decode worker (gRPC). Bars of `x`, red in the pictures, are failures. The
+Result of `make traces` on {day}. An OpenTelemetry collector received the spans of a router, two
+prefill workers and a decode worker. Bars of `x`, red in the pictures, are failures. The
 spans of a killed worker are lost. All spans are listed in [tracing.md](tracing.md#traces).
 """
 PAIR = "A disaggregated request"
@@ -54,15 +54,13 @@ def main() -> int:
     os.environ["OTEL_BSP_SCHEDULE_DELAY"] = SENT_EVERY
     model = str(prepare(DEFAULT_MODEL, progress=False).path)
     with tempfile.TemporaryDirectory() as name, Collector.running(Path(name)) as collector:
-        by_grpc = ["--otlp-traces-endpoint", collector.grpc_url]
-        by_http = ["--otlp-traces-endpoint", collector.http_url]
-        by_http += ["--otlp-traces-protocol", "http/protobuf"]
+        traced = ["--otlp-traces-endpoint", collector.grpc_url]
         running = Stack.running(
             model,
             Path(name) / "stack.log",
             prefill=2,
-            worker_flags=[*by_grpc, *FLAGS],
-            router_flags=by_http,
+            worker_flags=[*traced, *FLAGS],
+            router_flags=traced,
         )
         with running as stack:
             pair = whole(stack, collector)

@@ -31,9 +31,9 @@ def receiver() -> Iterator[Receiver]:
     found.close()
 
 
-def flags(url: str, protocol: str) -> list[str]:
+def flags(url: str) -> list[str]:
     """Tracing on, for any process; exported at once where the environment says so."""
-    return ["--otlp-traces-endpoint", url, "--otlp-traces-protocol", protocol]
+    return ["--otlp-traces-endpoint", url]
 
 
 def ask(stack: Stack, traceparent: str, prompt: list[int]) -> httpx.Response:
@@ -92,9 +92,10 @@ def test_a_request_of_a_pair_is_one_whole_trace(
     """Parents are right, GenAI's names are there, a caller's choice is followed both ways."""
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
     url = receiver.grpc_url if protocol == "grpc" else receiver.http_url
-    each = flags(url, protocol)
-    ratio = ["--traces-sample-ratio", "0"]
-    with start_small(worker_flags=each, router_flags=[*each, *ratio]) as stack:
+    each = flags(url)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", protocol)
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0")
+    with start_small(worker_flags=each, router_flags=each) as stack:
         unwanted = ask(stack, f"00-{'1' * 32}-{CALLER}-00", rows()[20].prompt)
         untraced = ask(stack, "", rows()[22].prompt)
         response = ask(stack, f"00-{TRACE}-{CALLER}-01", rows()[21].prompt)
@@ -128,7 +129,7 @@ def test_a_request_that_failed_over_is_one_trace(
     """By grpc: the attempt whose prefill worker was killed is there as failed, beside the one that
     went through; the trace is whole though the killed worker's own spans are lost."""
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
-    each = flags(receiver.grpc_url, "grpc")
+    each = flags(receiver.grpc_url)
     chunks = ["--max-num-batched-tokens", "64"]
     with start_stack(worker_flags=[*each, *chunks], router_flags=each) as stack:
         stack.killed = frozenset({"prefill-0"})

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from tandem.protocol.errors import InvalidParameter
 from tandem.tracing import spans as link_spans
-from tandem.tracing.config import TracingConfig
+from tandem.tracing.config import TracingConfig, sampled_share
 from tandem.tracing.spans import with_port
 
 
@@ -31,12 +31,51 @@ def test_a_url_without_a_port_means_its_schemes(endpoint: str, dialled: str) -> 
 
 
 @pytest.mark.parametrize("endpoint", ["http://collector/v1/traces", "https://collector:4317/x"])
-def test_a_path_is_for_http_alone(endpoint: str) -> None:
+def test_a_path_is_for_http_alone(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """gRPC would drop it without a word."""
     with pytest.raises(InvalidParameter, match=r"otlp_traces_endpoint.*no path"):
         TracingConfig(otlp_traces_endpoint=endpoint)
-    TracingConfig(otlp_traces_endpoint=endpoint, otlp_traces_protocol="http/protobuf")
     TracingConfig(otlp_traces_endpoint="http://collector:4317/")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    TracingConfig(otlp_traces_endpoint=endpoint)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "grpc")
+    with pytest.raises(InvalidParameter, match=r"otlp_traces_endpoint.*no path"):
+        TracingConfig(otlp_traces_endpoint=endpoint)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json", "one of grpc, http/protobuf"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "udp", "one of grpc, http/protobuf"),
+        ("OTEL_TRACES_SAMPLER_ARG", "1.5", "a number from 0 to 1"),
+        ("OTEL_TRACES_SAMPLER_ARG", "half", "a number from 0 to 1"),
+        ("OTEL_TRACES_SAMPLER", "jaeger_remote", "parentbased_always_off"),
+    ],
+)
+def test_a_bad_variable_is_refused_at_start_if_there_is_an_endpoint(
+    name: str, value: str, allowed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    TracingConfig()
+    with pytest.raises(InvalidParameter, match=f"{name}.*{allowed}"):
+        TracingConfig(otlp_traces_endpoint="http://collector:4317")
+
+
+@pytest.mark.parametrize(
+    ("environ", "share"),
+    [
+        ({}, 1.0),
+        ({"OTEL_TRACES_SAMPLER_ARG": "0.25"}, 0.25),
+        ({"OTEL_TRACES_SAMPLER": "parentbased_traceidratio"}, 1.0),
+        ({"OTEL_TRACES_SAMPLER": "parentbased_always_off"}, 0.0),
+        ({"OTEL_TRACES_SAMPLER": "parentbased_always_on", "OTEL_TRACES_SAMPLER_ARG": "0.1"}, 1.0),
+    ],
+)
+def test_the_sampled_share_follows_opentelemetrys_variables(
+    environ: dict[str, str], share: float
+) -> None:
+    assert sampled_share(environ) == share
 
 
 class Stuck(SpanExporter):
@@ -62,7 +101,7 @@ def test_an_end_waits_for_no_dead_collector(
     monkeypatch.setattr(link_spans, "MAX_WAITING", 1)
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
     config = TracingConfig(otlp_traces_endpoint="http://collector:4317")
-    spans = link_spans.Spans(config, "tandem-router", "me", ratio=1.0)
+    spans = link_spans.Spans(config, "tandem-router", "me", begins_traces=True)
     made = Event()
 
     def slowly() -> None:

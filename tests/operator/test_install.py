@@ -116,10 +116,11 @@ def test_an_endpoint_for_spans_is_told_and_may_be_reached(endpoint: str, protoco
     deployment = next(each for each in objects if each["kind"] == "Deployment")
     args = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
     spans = [each for each in args if "traces" in each]
-    assert spans == [
-        f"--otlp-traces-endpoint={endpoint}",
-        f"--otlp-traces-protocol={protocol}",
-        "--traces-sample-ratio=1",
+    assert spans == [f"--otlp-traces-endpoint={endpoint}"]
+    env = deployment["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert [each for each in env if each["name"].startswith("OTEL_")] == [
+        {"name": "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "value": protocol},
+        {"name": "OTEL_TRACES_SAMPLER_ARG", "value": "1"},
     ]
     policy = next(each for each in objects if each["kind"] == "NetworkPolicy")
     assert {"ports": [{"protocol": "TCP", "port": port}]} in policy["spec"]["egress"]

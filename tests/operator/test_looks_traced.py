@@ -36,16 +36,18 @@ def receiver() -> Iterator[Receiver]:
 
 
 @pytest.fixture
-def traced(receiver: Receiver) -> Iterator[Callable[..., Tracer]]:
+def traced(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Tracer]]:
     """Makes tracers that send there; they are closed at the end."""
     made: list[Tracer] = []
 
     def make(*, by_http: bool = False, ratio: float = 1.0) -> Tracer:
+        protocol = "http/protobuf" if by_http else "grpc"
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", protocol)
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", str(ratio))
         settings = OperatorSettings(
             otlp_traces_endpoint=receiver.http_url if by_http else receiver.grpc_url,
-            otlp_traces_protocol="http/protobuf" if by_http else "grpc",
         )
-        spans = Spans(settings, "tandem-operator", "me", ratio=ratio, namespace="home")
+        spans = Spans(settings, "tandem-operator", "me", begins_traces=True, namespace="home")
         made.append(Tracer(spans))
         return made[-1]
 
@@ -297,8 +299,6 @@ def test_a_record_is_of_its_block_alone() -> None:
     ("name", "value"),
     [
         ("otlp_traces_endpoint", "collector:4317"),
-        ("otlp_traces_protocol", "udp"),
-        ("traces_sample_ratio", 1.5),
     ],
 )
 def test_settings_that_cannot_be_are_refused(name: str, value: Any) -> None:

@@ -9,13 +9,20 @@ from tests.operator.test_children import facts
 
 from tandem.operator.desired.capability import unsupported
 from tandem.operator.desired.compose import base
-from tandem.operator.desired.router import router_arguments
+from tandem.operator.desired.naming import Manifest, Role
+from tandem.operator.desired.router import router_arguments, router_template
+from tandem.operator.desired.worker import worker_arguments, worker_template
 
-FLAGS = ("--otlp-traces", "--traces")
+FLAGS = "--otlp-traces"
 
 
 def told(arguments: list[str]) -> dict[str, str]:
     return {flag: value for flag, value in pairwise(arguments) if flag.startswith(FLAGS)}
+
+
+def variables(template: Manifest) -> dict[str, str]:
+    env = template["spec"]["containers"][0]["env"]
+    return {each["name"]: each["value"] for each in env if each["name"].startswith("OTEL_")}
 
 
 @pytest.mark.parametrize(
@@ -30,9 +37,13 @@ def test_every_process_is_told_and_may_reach_it(endpoint: str, protocol: str, po
     """Router, prefill and decode; the router alone begins traces. Policies open the port."""
     given = facts(observability__tracing={"endpoint": endpoint, "samplePercent": 5})
     assert unsupported(given.spec) is None
-    common = {"--otlp-traces-endpoint": endpoint, "--otlp-traces-protocol": protocol}
-    assert told(router_arguments(given)) == {**common, "--traces-sample-ratio": "0.05"}
+    assert told(router_arguments(given)) == {"--otlp-traces-endpoint": endpoint}
     children = base(given)
+    protocols = {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": protocol}
+    for role in (Role.PREFILL, Role.DECODE):
+        assert told(worker_arguments(given, role)) == {"--otlp-traces-endpoint": endpoint}
+        assert variables(worker_template(given, role)) == protocols
+    assert variables(router_template(given)) == protocols | {"OTEL_TRACES_SAMPLER_ARG": "0.05"}
     for name in ("demo-prefill", "demo-decode", "demo-router"):
         (policy,) = (
             child["spec"]

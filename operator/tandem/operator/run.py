@@ -271,7 +271,7 @@ def _spans(settings: OperatorSettings, instance: str) -> Spans | None:
         settings,
         "tandem-operator",
         instance,
-        ratio=settings.traces_sample_ratio,
+        begins_traces=True,
         namespace=settings.own_namespace,
     )
 

@@ -11,7 +11,6 @@ from tandem.base.listening import ANY_4, ANY_6
 from tandem.base.settings import (
     check_integer,
     check_positive,
-    check_share,
     setting,
     values_of_file,
 )
@@ -119,14 +118,9 @@ class OperatorSettings(TracingConfig, Timings):
         None,
         "YAML file with intervals and limits of the operator (docs/reference/limits.md).",
     )
-    traces_sample_ratio: float = setting(
-        1.0,
-        "Share of reconcile passes with a trace. Successful passes without a write have none.",
-    )
 
     def __post_init__(self) -> None:
         TracingConfig.__post_init__(self)
-        check_share("traces_sample_ratio", self.traces_sample_ratio)
         check_integer("port", self.port, 0, 65535)
         for name in ("api_server_ports", "dns_ports"):
             _check_ports(name, getattr(self, name))

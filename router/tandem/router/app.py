@@ -320,7 +320,7 @@ def _recorder(config: RouterConfig, router: Router) -> Recorder:
     spans = None
     if config.otlp_traces_endpoint is not None:
         me = router.pool.me.hex()[:8]
-        spans = Spans(config, "tandem-router", me, ratio=config.traces_sample_ratio)
+        spans = Spans(config, "tandem-router", me, begins_traces=True)
     return Recorder(
         config.timeline_requests,
         config.timeline_mib << 20,

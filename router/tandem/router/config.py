@@ -10,7 +10,6 @@ from tandem.base.settings import (
     check_choices,
     check_integer,
     check_positive,
-    check_share,
     setting,
 )
 from tandem.protocol.errors import InvalidParameter
@@ -220,15 +219,9 @@ class RouterConfig(TracingConfig, Limits):
     allow_plaintext: bool = setting(False, PLAINTEXT_HELP)
     ui: bool = setting(True, "Serve the live page at /ui; its data requires a key if there is one.")
     access_log: bool = setting(False, "Log a line for each request.")
-    traces_sample_ratio: float = setting(
-        1.0,
-        "Share of calls to trace, if there is an endpoint. A call of an existing trace follows "
-        "its sampling.",
-    )
 
     def __post_init__(self) -> None:
         TracingConfig.__post_init__(self)
-        check_share("traces_sample_ratio", self.traces_sample_ratio)
         for name, (low, high) in _BOUNDS.items():
             check_integer(name, getattr(self, name), low, high)
         self.check_limits()

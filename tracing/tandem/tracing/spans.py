@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.link import tandem_version
 from tandem.protocol.names import ENV_POD_NAME, ENV_POD_NAMESPACE
-from tandem.tracing.config import TracingConfig
+from tandem.tracing.config import GRPC, TracingConfig, sampled_share, traces_protocol
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -94,13 +94,13 @@ class Spans:
         service: str,
         instance: str,
         *,
-        ratio: float = 0.0,
+        begins_traces: bool = False,
         namespace: str = "",
     ) -> None:
         """Start the thread. Raises InvalidParameter if the SDK is not installed.
 
-        ``ratio``: sampled share of new traces; other calls follow their trace. ``namespace``: of
-        the pod, if its environment has none.
+        ``begins_traces``: sample new traces by OTEL_TRACES_SAMPLER; other calls follow their
+        trace. ``namespace``: of the pod, if its environment has none.
         """
         try:
             from opentelemetry.sdk.resources import Resource
@@ -114,7 +114,7 @@ class Spans:
             raise InvalidParameter(
                 "otlp_traces_endpoint", config.otlp_traces_endpoint, allowed
             ) from error
-        root = TraceIdRatioBased(ratio)
+        root = TraceIdRatioBased(sampled_share(os.environ) if begins_traces else 0.0)
         named = {
             "service.name": service,
             "service.namespace": "tandem",
@@ -187,7 +187,7 @@ class Spans:
 def _exporter(config: TracingConfig) -> SpanExporter:
     endpoint = config.otlp_traces_endpoint
     assert endpoint is not None, "asked for only where there is one"
-    if config.otlp_traces_protocol == "grpc":
+    if traces_protocol(os.environ) == GRPC:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
         return OTLPSpanExporter(with_port(endpoint), insecure=endpoint.startswith("http://"))

@@ -14,7 +14,7 @@ from tandem.operator.desired.policy import (
     ROUTER_PRE_STOP,
     draws_tokens,
 )
-from tandem.operator.desired.tracing import sampling_flags, tracing_flags
+from tandem.operator.desired.tracing import sampling_env, tracing_env, tracing_flags
 from tandem.protocol import names
 
 _API_KEYS_VOLUME, _CANARY_VOLUME = "tandem-api-keys", "tandem-canary"
@@ -54,7 +54,6 @@ def router_arguments(facts: Facts) -> list[str]:
         "max-queue-age": spec.router.queue.max_age_seconds or QUEUE_AGE_SECONDS,
         "max-queued-tokens": spec.router.queue.max_tokens,
         **tracing_flags(spec),
-        **sampling_flags(spec),
     }
     if spec.kv_transfer.failure_policy is FailurePolicy.FAIL:
         flags["max-attempts"] = 1
@@ -87,6 +86,8 @@ def _env(facts: Facts) -> list[Manifest]:
         names.ENV_DISCOVERY_NAMESPACE: facts.owner.namespace,
         names.ENV_DISCOVERY_SELECTOR: ",".join(f"{k}={v}" for k, v in selector.items()),
         names.ENV_CANARY_TOKEN_FILE: f"{names.PATH_CANARY}/{names.CANARY_TOKEN_FILE}",
+        **tracing_env(facts.spec),
+        **sampling_env(facts.spec),
     }
     if facts.spec.router.auth.api_keys_secret_ref is not None:
         values[names.ENV_API_KEYS_DIR] = names.PATH_API_KEYS

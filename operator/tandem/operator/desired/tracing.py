@@ -1,4 +1,4 @@
-"""Flags and network port for ``observability.tracing``."""
+"""Flag, variables and network port for ``observability.tracing``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from itertools import pairwise
 from urllib.parse import urlsplit
 
 from tandem.operator.api.service import LLMServiceSpec
+from tandem.tracing.config import ENV_PROTOCOL, ENV_SAMPLER_ARG, GRPC, HTTP
 
 HTTP_PORT = 4318
 """Port of OTLP by HTTP; other ports are gRPC, unless the URL has a path."""
@@ -15,23 +16,26 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def tracing_flags(spec: LLMServiceSpec) -> dict[str, object]:
-    """Return the flags of every process; none without an endpoint."""
+    """Return the flag of every process; None without an endpoint."""
+    endpoint = spec.observability.tracing.endpoint
+    return {_ENDPOINT: None if endpoint is None else endpoint.rstrip("/")}
+
+
+def tracing_env(spec: LLMServiceSpec) -> dict[str, str]:
+    """Return OpenTelemetry's variable for every process; none without an endpoint."""
     endpoint = spec.observability.tracing.endpoint
     if endpoint is None:
         return {}
     parsed = urlsplit(endpoint)
     by_http = parsed.path not in ("", "/") or parsed.port == HTTP_PORT
-    return {
-        _ENDPOINT: endpoint.rstrip("/"),
-        "otlp-traces-protocol": "http/protobuf" if by_http else "grpc",
-    }
+    return {ENV_PROTOCOL: HTTP if by_http else GRPC}
 
 
-def sampling_flags(spec: LLMServiceSpec) -> dict[str, object]:
-    """Return the router's flag for the share of calls that begin a trace."""
+def sampling_env(spec: LLMServiceSpec) -> dict[str, str]:
+    """Return the router's variable for the share of calls that begin a trace."""
     if spec.observability.tracing.endpoint is None:
         return {}
-    return {"traces-sample-ratio": (spec.observability.tracing.sample_percent or 0) / 100}
+    return {ENV_SAMPLER_ARG: f"{(spec.observability.tracing.sample_percent or 0) / 100:g}"}
 
 
 def tracing_port(spec: LLMServiceSpec) -> int | None:

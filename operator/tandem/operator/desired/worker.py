@@ -32,7 +32,7 @@ from tandem.operator.desired.policy import (
     router_value,
     worker_role,
 )
-from tandem.operator.desired.tracing import tracing_flags
+from tandem.operator.desired.tracing import tracing_env, tracing_flags
 from tandem.protocol import names
 from tandem.protocol.messages import TARGET_ITL_MS, step_bound
 from tandem.protocol.names import ENV_PREFIX
@@ -201,6 +201,7 @@ def _env(facts: Facts) -> list[Manifest]:
     values = {
         "UCX_TCP_PORT_RANGE": f"{names.DATA_PORT}-{last}",
         "HF_HUB_OFFLINE": "1",
+        **tracing_env(facts.spec),
     }
     choice = facts.spec.kv_transfer.transport
     if choice in _UCX_TLS:

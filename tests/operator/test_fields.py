@@ -20,7 +20,6 @@ from tandem.operator.desired.capability import refused_fields, unsupported
 from tandem.operator.desired.compose import desired
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.naming import Role
-from tandem.operator.desired.revision import source_digest
 from tandem.operator.desired.worker import worker_arguments
 
 Changes = dict[str, Any]
@@ -223,7 +222,7 @@ def consequences(given: Facts) -> str:
     text = json.dumps([objects.applied, objects.created, counts], sort_keys=True, default=str)
     for role in Role:
         text = text.replace(given.revision(role), str(role))
-    return text.replace(source_digest(given.spec), "source")
+    return text.replace(given.spec.model.digest, "source")
 
 
 @pytest.mark.parametrize("field", EFFECTS)

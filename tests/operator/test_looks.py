@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import msgspec
 import pytest
@@ -149,3 +153,56 @@ def test_a_pod_that_was_to_leave_takes_nobodys_place_until_its_controller_keeps_
     assert served.replicas("decode").get(second, 0) == 0
     assert served.replicas("decode")[first] == 1
     assert not served.marked()
+
+
+BUILDERS = {
+    "Model.digest",
+    "_account",
+    "_budget",
+    "base",
+    "deployment",
+    "model_job",
+    "network_policies",
+    "peers",
+    "revision_of",
+    "router_role",
+    "router_template",
+    "stored_template",
+    "worker_template",
+}
+"""Functions that render a child, by their qualified names without wrappers."""
+
+
+def calls_of_a_look(served: Demo) -> Counter[str]:
+    """Return how often a look called each builder with each role."""
+    found: Counter[str] = Counter()
+
+    def enter(frame: FrameType, event: str, _: Any) -> None:
+        name, file = frame.f_code.co_qualname, frame.f_code.co_filename
+        if event == "call" and name in BUILDERS and "/tandem/operator/" in file:
+            given = frame.f_locals.get("role", frame.f_locals.get("component", ""))
+            found[f"{name} {given}".strip()] += 1
+
+    sys.setprofile(enter)
+    try:
+        served.look()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def test_a_look_that_writes_nothing_renders_each_child_once(demo: Callable[..., Demo]):
+    served = demo()
+    served.turn(2)
+    found = calls_of_a_look(served)
+    assert {name.split()[0] for name in found} == BUILDERS
+    assert found == dict.fromkeys(found, 1)
+
+
+def test_a_look_at_a_new_revision_renders_each_pod_template_once(demo: Callable[..., Demo]):
+    served = demo()
+    served.turn(2)
+    served.change(decode__drainTimeoutSeconds=9)
+    found = calls_of_a_look(served)
+    templates = ("router_template", "worker_template decode", "worker_template prefill")
+    assert [found[name] for name in templates] == [1, 1, 1]

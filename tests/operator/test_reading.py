@@ -12,7 +12,7 @@ from tests.operator.builders import DEMO, service
 from tandem.operator.api.service import Unreadable, spec_of, status_of
 from tandem.operator.api.status import Condition, Reason
 from tandem.operator.decide.words import Word
-from tandem.operator.reconcile.canary_prober import refused_conditions
+from tandem.operator.reconcile.status_writer import refused_conditions
 
 BAD: Word = ("False", Reason.INVALID_SPEC, "spec.model: bad")
 

@@ -27,9 +27,8 @@ from tandem.base.listening import (
 from tandem.operator.cluster import Cluster, ClusterError
 from tandem.operator.cluster.apply import Applier
 from tandem.operator.cluster.fence import Fence
-from tandem.operator.cluster.mirror import Mirror
 from tandem.operator.cluster.repair import Repairs
-from tandem.operator.cluster.store import CHILDREN, Store
+from tandem.operator.cluster.store import CHILDREN, Mirror, Store
 from tandem.operator.cluster.undeclared import Undeclared
 from tandem.operator.look import Trigger
 from tandem.operator.loop import queue as queues

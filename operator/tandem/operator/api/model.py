@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import cached_property
 from typing import Annotated
 
 from msgspec import Meta, field
@@ -18,6 +19,7 @@ from tandem.operator.api.values import (
     Sha256,
     ShortText,
     Url,
+    digest,
     doc,
 )
 
@@ -130,7 +132,7 @@ class ModelCache(Api, frozen=True, kw_only=True):
     ] = None
 
 
-class Model(Api, frozen=True, kw_only=True):
+class Model(Api, frozen=True, kw_only=True, dict=True):
     """The model of a service."""
 
     name: Annotated[ShortText, doc("Name of the model in /v1/models and in requests.")]
@@ -146,3 +148,8 @@ class Model(Api, frozen=True, kw_only=True):
         ModelCache | None,
         doc("Storage for files of a Hub, HTTP or Package source. Default: an emptyDir."),
     ] = None
+
+    @cached_property
+    def digest(self) -> str:
+        """Return the digest of the model's files, equal for routers and workers."""
+        return digest([self.source, self.cache])

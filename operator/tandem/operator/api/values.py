@@ -5,6 +5,7 @@ Every string and list in a validation rule has a length, which bounds the rule's
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Annotated, Any
 
 import msgspec
@@ -171,6 +172,12 @@ API_VERSION = f"{GROUP}/{VERSION}"
 
 class Api(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """Base of every object in a resource: camelCase outside, nothing written that was not said."""
+
+
+def digest(value: Any) -> str:
+    """Return eight hex digits of a JSON value."""
+    text = msgspec.json.encode(msgspec.to_builtins(value), order="deterministic")
+    return blake2b(text, digest_size=4, person=b"tandem-revision").hexdigest()
 
 
 def doc(text: str, **schema: Any) -> Meta:

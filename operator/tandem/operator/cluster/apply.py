@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from tandem.operator.api.values import digest
 from tandem.operator.cluster.client import (
     REFUSALS,
     Cluster,
@@ -21,7 +22,7 @@ from tandem.operator.cluster.client import (
 from tandem.operator.cluster.undeclared import is_tampered, untampered
 from tandem.operator.decide.observe import Snapshot
 from tandem.operator.desired.naming import MANAGER, Identity, Manifest
-from tandem.operator.desired.revision import digest, in_order, is_sorted
+from tandem.operator.desired.revision import in_order, is_sorted
 
 KIND = "LLMService"
 

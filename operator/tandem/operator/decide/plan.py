@@ -40,7 +40,7 @@ from tandem.operator.desired.naming import (
 )
 from tandem.operator.desired.policy import PROGRESS_DEADLINE, is_external, max_unavailable
 from tandem.operator.desired.protect import TemplateConflict
-from tandem.operator.desired.revision import service_revision, source_digest
+from tandem.operator.desired.revision import service_revision
 from tandem.operator.desired.workload import RevisionKey, rendered
 from tandem.operator.settings import OperatorSettings
 from tandem.protocol.card import WIRE
@@ -48,15 +48,14 @@ from tandem.protocol.names import ANNOTATION_DRAINING, ANNOTATION_WIRE
 
 
 def moved_roles(facts: Facts, templates: Mapping[RevisionKey, Manifest]) -> frozenset[Role]:
-    """Return the roles that roll only because another one does.
+    """Return the roles that roll only because another one does; ``facts`` have none.
 
     Their stored template is of another wire. If all roles stay, none moves.
     """
-    alone = msgspec.structs.replace(facts, moved=frozenset())
     moved = msgspec.structs.replace(facts, moved=frozenset(Role))
     stays, rolls, has_rolled = set(), set(), set()
     for role in Role:
-        template = templates.get((role, alone.revision(role)))
+        template = templates.get((role, facts.revision(role)))
         if template is not None and wire_of(template) != WIRE:
             stays.add(role)
         elif template is None and (role, moved.revision(role)) in templates:
@@ -113,7 +112,7 @@ def see(
 ) -> Seen:
     """Return the values of a snapshot."""
     pods = list(live.of("Pod"))
-    job = live.find("Job", job_name(owner, source_digest(spec)))
+    job = live.find("Job", job_name(owner, spec.model.digest))
     return Seen(
         owner=owner,
         spec=spec,
@@ -162,8 +161,8 @@ def facts(
     *,
     may_have_job: bool,
 ) -> Facts:
-    """Return the inputs of the builders before any key is published."""
-    made = Facts(
+    """Return the inputs of the builders before any key is published, and without moved roles."""
+    return Facts(
         owner=seen.owner,
         spec=seen.spec,
         settings=settings,
@@ -176,11 +175,10 @@ def facts(
             for role in Role
         },
     )
-    return msgspec.structs.replace(made, moved=moved_roles(made, seen.templates))
 
 
 def facts_with_keys(before: Facts, seen: Seen, keys: KeyPlan, made: Mapping[Role, str]) -> Facts:
-    """Return the facts with the active generation and the public keys of all pods.
+    """Return the facts with the active generation, all public keys, and the moved roles.
 
     ``made`` are keys of the new generation.
     """
@@ -188,7 +186,8 @@ def facts_with_keys(before: Facts, seen: Seen, keys: KeyPlan, made: Mapping[Role
     known |= {(role, keys.generation): public for role, public in made.items()}
     publics = {f"{role}.{number}": public for (role, number), public in known.items()}
     facts = msgspec.structs.replace(before, key_generation=keys.active, publics=publics)
-    return msgspec.structs.replace(facts, moved=moved_roles(facts, seen.templates))
+    moved = moved_roles(facts, seen.templates)
+    return msgspec.structs.replace(facts, moved=moved) if moved else facts
 
 
 def replicas(seen: Seen) -> dict[Role, Wanted]:

@@ -10,7 +10,7 @@ from tandem.operator.api.roles import ScaledRole
 from tandem.operator.api.values import API_VERSION
 from tandem.operator.desired import network, router, secrets
 from tandem.operator.desired.containers import labelled
-from tandem.operator.desired.facts import Facts
+from tandem.operator.desired.facts import Facts, once
 from tandem.operator.desired.job import model_job
 from tandem.operator.desired.naming import WORKERS, Manifest, Role
 from tandem.operator.desired.policy import (
@@ -149,6 +149,7 @@ def desired(
     return Objects(applied=applied, created=[labelled(facts.spec, each) for each in created])
 
 
+@once
 def base(facts: Facts) -> list[Manifest]:
     """Return the children without a revision."""
     children = [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
@@ -12,6 +14,9 @@ from tandem.operator.desired.naming import Identity, Manifest, Role
 from tandem.operator.desired.revision import revision_of
 from tandem.operator.settings import OperatorSettings
 from tandem.protocol.card import WIRE
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -53,3 +58,22 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def revision(self, role: Role) -> str:
         return self.revisions[role]
+
+    @cached_property
+    def built(self) -> dict[Any, Any]:
+        """Return the results of builders, by function and arguments."""
+        return {}
+
+
+def once(build: Callable[Concatenate[Facts, _P], _T]) -> Callable[Concatenate[Facts, _P], _T]:
+    """Return a builder that runs once for the same facts; its result must not be changed."""
+
+    @wraps(build)
+    def built(facts: Facts, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        key = (build, *args)
+        if key not in facts.built:
+            facts.built[key] = build(facts, *args, **kwargs)
+        result: _T = facts.built[key]
+        return result
+
+    return built

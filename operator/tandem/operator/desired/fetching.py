@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tandem.operator.api.service import LLMServiceSpec
+from tandem.operator.api.values import digest
 from tandem.operator.desired import model as models
 from tandem.operator.desired.containers import (
     container_extras,
@@ -24,7 +25,6 @@ from tandem.operator.desired.merge import MAIN, merged
 from tandem.operator.desired.naming import Manifest, Role
 from tandem.operator.desired.policy import answering_role, worker_role
 from tandem.operator.desired.protect import PROXIES, TemplateConflict, check_fetch
-from tandem.operator.desired.revision import digest
 from tandem.operator.settings import OperatorSettings
 
 FETCH = "fetch"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tandem.operator.desired import model as models
 from tandem.operator.desired.capability import unsupported
 from tandem.operator.desired.containers import scratch_volumes, with_extras
-from tandem.operator.desired.facts import Facts
+from tandem.operator.desired.facts import Facts, once
 from tandem.operator.desired.fetching import (
     FETCH,
     fetch_container,
@@ -31,6 +31,7 @@ _NOT_AGAIN: Manifest = {
 """Failure policy: absent and unsupported models are not fetched again."""
 
 
+@once
 def model_job(facts: Facts) -> Manifest | None:
     """Return the Job for the spec's model, or None.
 

@@ -11,7 +11,6 @@ import msgspec
 from tandem.operator.api.model import Model, SourceType
 from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.desired.naming import MODEL_COMPONENT, Identity, Manifest
-from tandem.operator.desired.revision import source_digest
 from tandem.protocol.names import PATH_CACHE, PATH_MODELS
 
 VOLUME = "tandem-model"
@@ -37,18 +36,18 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
 
 def delivery(spec: LLMServiceSpec) -> Delivery:
     """Return the delivery of the spec's model."""
-    model, digest = spec.model, source_digest(spec)
+    model = spec.model
     source = model.source
     if source.type is SourceType.IMAGE and source.image is not None:
         image = {"reference": source.image.reference}
         if source.image.pull_policy is not None:
             image["pullPolicy"] = source.image.pull_policy
-        return _mounted({"image": image}, source.image.path, digest)
+        return _mounted({"image": image}, source.image.path, model.digest)
     if source.type is SourceType.CLAIM and source.persistent_volume_claim is not None:
         claim = source.persistent_volume_claim
         volume = {"claimName": claim.claim_name, "readOnly": True}
-        return _mounted({"persistentVolumeClaim": volume}, claim.path, digest)
-    return _fetched(model, digest)
+        return _mounted({"persistentVolumeClaim": volume}, claim.path, model.digest)
+    return _fetched(model)
 
 
 def _mounted(volume: Manifest, path: str | None, digest: str) -> Delivery:
@@ -58,7 +57,7 @@ def _mounted(volume: Manifest, path: str | None, digest: str) -> Delivery:
     )
 
 
-def _fetched(model: Model, digest: str) -> Delivery:
+def _fetched(model: Model) -> Delivery:
     claim = None if model.cache is None else model.cache.persistent_volume_claim
     if claim is not None:
         volume: Manifest = {"persistentVolumeClaim": {"claimName": claim.claim_name}}
@@ -68,10 +67,10 @@ def _fetched(model: Model, digest: str) -> Delivery:
         volume = {"emptyDir": {} if size is None else {"sizeLimit": size}}
     return Delivery(
         volume={"name": VOLUME, **volume},
-        path=f"{PATH_MODELS}/tandem-{digest}",
+        path=f"{PATH_MODELS}/tandem-{model.digest}",
         source=_spelled(model),
         in_pods=claim is None,
-        digest=digest,
+        digest=model.digest,
     )
 
 
@@ -95,7 +94,7 @@ def prepare_arguments(model: Model, where: Delivery, pinned: str | None) -> list
     if hub is not None:
         arguments += ["--source-revision", pinned or hub.revision or "main"]
     if package is not None and package.version is not None:
-        arguments += ["--package-version", package.version]
+        arguments += ["--source-revision", package.version]
     return arguments
 
 

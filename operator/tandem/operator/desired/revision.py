@@ -6,12 +6,12 @@ So an operator upgrade rolls nothing, and a change of one role rolls only that.
 from __future__ import annotations
 
 import json
-from hashlib import blake2b
 from typing import Any
 
 import msgspec
 
 from tandem.operator.api.service import LLMServiceSpec
+from tandem.operator.api.values import digest
 from tandem.operator.desired.naming import Manifest, Role
 from tandem.operator.desired.policy import draws_tokens, worker_role
 
@@ -53,17 +53,6 @@ TEMPLATE_VERSION = 1
 """Version of templates; a new one rolls all pods."""
 
 
-def digest(value: Any) -> str:
-    """Return eight hex digits of a JSON value."""
-    text = msgspec.json.encode(msgspec.to_builtins(value), order="deterministic")
-    return blake2b(text, digest_size=4, person=b"tandem-revision").hexdigest()
-
-
-def source_digest(spec: LLMServiceSpec) -> str:
-    """Return a digest of the model's files, equal for routers and workers."""
-    return digest([spec.model.source, spec.model.cache])
-
-
 def revision_of(
     spec: LLMServiceSpec,
     role: Role,
@@ -79,7 +68,7 @@ def revision_of(
     extras = [spec.image_pull_secrets, spec.labels, spec.annotations]
     shared = [
         TEMPLATE_VERSION,
-        source_digest(spec),
+        spec.model.digest,
         pinned,
         spec.model.name,
         spec.security.pod_security,

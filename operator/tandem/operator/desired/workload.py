@@ -5,7 +5,7 @@ A template is rendered once and kept in a ControllerRevision, so upgrades and re
 
 from __future__ import annotations
 
-from tandem.operator.desired.facts import Facts
+from tandem.operator.desired.facts import Facts, once
 from tandem.operator.desired.naming import Manifest, Role
 from tandem.operator.desired.references import secrets_note
 from tandem.operator.desired.revision import in_order
@@ -16,6 +16,7 @@ from tandem.protocol import names
 RevisionKey = tuple[Role, str]
 
 
+@once
 def rendered(facts: Facts, role: Role) -> Manifest:
     """Return the template of the spec's revision. Raises TemplateConflict."""
     return router_template(facts) if role is Role.ROUTER else worker_template(facts, role)

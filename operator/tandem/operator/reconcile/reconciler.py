@@ -42,7 +42,8 @@ from tandem.operator.probes.probing import Key, Known, Probes
 from tandem.operator.probes.reach import Reach
 from tandem.operator.probes.refusals import Refusals
 from tandem.operator.reconcile.acceptance import Acceptance, problem_word
-from tandem.operator.reconcile.canary_prober import CanaryProber, StatusWriter, canary_token
+from tandem.operator.reconcile.canary_prober import CanaryProber, canary_token
+from tandem.operator.reconcile.status_writer import StatusWriter
 from tandem.operator.reconcile.writer import Writer
 from tandem.operator.settings import OperatorSettings
 

@@ -34,7 +34,7 @@ class _Step(NamedTuple):
 
 
 class StepClasses:
-    """Times of one kind of steps: decodes by number, or prompts by tokens."""
+    """Measured times of one kind of steps, by size: the number of decodes, or of prompt tokens."""
 
     def __init__(self) -> None:
         self._steps: dict[int, deque[_Step]] = {}
@@ -156,8 +156,8 @@ class Chunks:
         self.most_begun = config.max_num_begun_tokens or whole
 
     def count(self, remaining: int, most: int, *, alone: bool) -> int:
-        """Return the tokens of a prompt's next chunk, at most ``most``. ``alone``: no other prompt
-        waits or is in the step."""
+        """Return the size of a prompt's next chunk, at most ``most`` tokens. ``alone``: no other
+        prompt waits or is in the step."""
         return min(remaining, most, self._alone if alone else self._usual)
 
 

@@ -306,7 +306,7 @@ class LLM:
     def reward(
         self, prompts: PromptLike | Sequence[PromptLike]
     ) -> list[ClassificationRequestOutput]:
-        """Return the head's numbers, not as probabilities. Raises as ``classify`` does."""
+        """Return the raw outputs of a reward model's head. Raises the errors of ``classify``."""
         return self.classify(prompts, PoolingParams(task=PoolingTask.CLASSIFY, activation=False))
 
     def score(

@@ -47,8 +47,8 @@ class _Attributes(ctypes.Structure):
 
 
 def copy_many(targets: Numbers, sources: Numbers, sizes: Numbers, stream: int) -> None:
-    """Copy between device addresses after the work of ``stream``, in any order. int64 arrays
-    [copies]. Raises DeviceMemoryError; some copies may have begun then."""
+    """Copy between device addresses after the queued work of ``stream``, in any order. The arrays
+    are int64 [copies]. Raises DeviceMemoryError, possibly after some copies have begun."""
     library = driver()
     if len(sizes) > 1 and hasattr(library, "cuMemcpyBatchAsync_v2"):
         _copy_batch("cuMemcpyBatchAsync_v2", (targets, sources, sizes), stream, ())
@@ -61,7 +61,7 @@ def copy_many(targets: Numbers, sources: Numbers, sizes: Numbers, stream: int) -
 
 
 def copy_in_turn(targets: Numbers, sources: Numbers, sizes: Numbers, stream: int) -> None:
-    """Copy as ``copy_many``, with one call each."""
+    """Do the same as ``copy_many`` with one driver call for each copy."""
     rows = (each.tolist() for each in (targets, sources, sizes))
     for target, source, nbytes in zip(*rows, strict=True):
         call_driver(

@@ -66,13 +66,13 @@ class ApiCall:
 
     @property
     def writes(self) -> bool:
-        """Return whether it was to change objects."""
+        """Return whether the call was meant to change objects."""
         return self.method not in READS and not self.dry_run
 
 
 @dataclass(slots=True, eq=False)
 class LookRecord:
-    """Record of one look, or of work outside looks."""
+    """Record of one reconcile pass, or of work outside passes."""
 
     name: str
     key: Key
@@ -90,13 +90,13 @@ class LookRecord:
     num_reads: int = 0
     ended: float | None = None
     again: float | None = None
-    """Seconds until the requested next look."""
+    """Seconds until the next pass that this one requests."""
     failure: str | None = None
     failure_type: str | None = None
 
     @property
     def is_notable(self) -> bool:
-        """Return whether it tried to write, or failed; only such looks are traced."""
+        """Return whether the pass tried to write, or failed. Other passes are not traced."""
         return self.num_writes > 0 or self.failure is not None
 
     def enter(self, name: str) -> None:

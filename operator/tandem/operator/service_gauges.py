@@ -85,7 +85,7 @@ class ServiceGauges(Collector):
     """Series of all services, made for each scrape."""
 
     def __init__(self, store: Store, most: int = MAX_SERVICES) -> None:
-        """``most``: maximum number of services with series."""
+        """Export series of at most ``most`` services."""
         self._store = store
         self._most = most
         self._restarts = Restarts()

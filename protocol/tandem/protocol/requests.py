@@ -59,14 +59,14 @@ class Pull(msgspec.Struct, frozen=True, tag="pull"):
 
 
 class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One attempt at one request, in tokens.
+    """One attempt at one request, in token ids.
 
-    Positions and counts begin at the end of ``prompt_token_ids``, so ``emitted`` is separate.
+    Positions and counts start after ``prompt_token_ids``; ``emitted`` is not part of the prompt.
     """
 
     key: RequestKey
     prompt_token_ids: list[int]
-    """A prompt of embeddings has a placeholder for each."""
+    """Ids of the prompt. A prompt of embeddings has a placeholder id for each vector."""
     params: SamplingParams
     """Parameters with a seed. Stop strings are left to text/."""
     eos_token_ids: tuple[int, ...] = ()

@@ -184,7 +184,7 @@ class Router:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run with links up and deadlines watched."""
+        """Run links to workers, dispatcher, discovery and rates while the context is open."""
         self.pool.start(self.fleet)
         self.dispatcher.start()
         finding = asyncio.create_task(self._find(), name="discovery")

@@ -62,7 +62,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Endpoint of requests, and their common fields."""
+    """URL of the measured endpoint, with the headers and body fields of every request."""
 
     url: str
     model: str

@@ -28,7 +28,7 @@ _SIZE = re.compile(r"(?P<number>\d[\d_]{0,20}(\.\d{1,6})?)(?P<letter>[kmgtKMGT])
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Settings class under its own heading of ``--help``."""
+    """Settings class, shown under a heading of its own in ``--help``."""
 
     title: str
     settings: type

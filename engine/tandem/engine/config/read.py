@@ -79,7 +79,7 @@ _LAYERS = ("full_attention", "sliding_attention")
 
 
 def check_keys(config: Mapping[str, Any], own: Collection[str] = ()) -> None:
-    """Raise InvalidParameter for an unread key that changes what the model computes.
+    """Raise InvalidParameter for an unread key that changes the results of the model.
 
     ``own`` are keys of the model's family.
     """

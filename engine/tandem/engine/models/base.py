@@ -17,10 +17,10 @@ from tandem.kernels.rotary_kv import Rotation, SlotMapping
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedTokens:
-    """Tokens of a step that are given as vectors."""
+    """Prompt tokens of a step that requests gave as vectors (``prompt_embeds``)."""
 
     index: Tensor
-    """int64 [embedded]: their places among the step's tokens."""
+    """int64 [embedded]: their indices among the step's tokens."""
     vectors: Sequence[Tensor]
     """[.., hidden] each, of any float dtype; concatenated, parallel to ``index``."""
 

@@ -63,7 +63,7 @@ class LRUBlocks:
         self._line.move_to_end(digest)
 
     def put(self, digest: BlockHash) -> tuple[int, BlockHash | None] | None:
-        """Return a block for a new hash, and the hash that it replaces; None if all are pinned."""
+        """Return a block for a new hash, and the evicted hash; None if all blocks are pinned."""
         assert digest not in self._block_of, "a hash has a host block already"
         lost = None
         if self._empty:

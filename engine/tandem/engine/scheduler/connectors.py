@@ -28,7 +28,7 @@ def compose(connectors: Sequence[KVConnector]) -> KVConnector | None:
 
 
 class Connectors:
-    """ComposedConnector of two connectors or more."""
+    """ComposedConnector that delegates to two or more connectors."""
 
     def __init__(self, connectors: Sequence[KVConnector]) -> None:
         self._all = tuple(connectors)

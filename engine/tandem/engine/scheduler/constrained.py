@@ -21,7 +21,7 @@ MOST_DRAFTS = 128
 
 
 class Held(NamedTuple):
-    """Sequence whose drafts are part of the step being planned."""
+    """Sequence whose drafts are in the step that is being planned."""
 
     request: Request
     draft_token_ids: tuple[int, ...]

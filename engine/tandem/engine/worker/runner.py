@@ -222,7 +222,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, plan: SchedulerOutput) -> LaunchedStep:
-        """Queue the step on the device; wait only for tokens that a row's rules require."""
+        """Queue the step on the device. Wait only if the rules of a row require earlier tokens."""
         self.batch.apply(plan)
         stored = self._move_blocks(plan)
         self._copy_blocks(plan.block_copies)

@@ -74,7 +74,7 @@ _TOKENIZER_OFF = frozenset(
 
 
 def check_keys(model: GgufModel) -> None:
-    """Raise UnsupportedModel for an unread key that may change what the model computes."""
+    """Raise UnsupportedModel for an unread key that may change the results of the model."""
     if (kind := model.get("general.type", "model")) != "model":
         raise model.refusal("general.type", kind, "'model'")
     prefix = f"{model.architecture}."

@@ -142,7 +142,7 @@ def _needed(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def target_dtype(tensors: Mapping[str, GgufTensor]) -> str:
-    """Return the type of the written weights (see the module)."""
+    """Return the dtype in which the weights are written, by the rule of this module."""
     kinds = {tensor.kind for tensor in tensors.values() if len(tensor.shape) > 1}
     if len(kinds) == 1 and (plain := PLAIN_TYPES.get(next(iter(kinds)))):
         return plain

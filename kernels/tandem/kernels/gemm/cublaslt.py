@@ -126,7 +126,7 @@ class Library:
         self._check(name, getattr(self._lib, name)(self._handle, *arguments))
 
     def operation(self) -> c_void_p:
-        """Return a product in float32 sums whose first matrix is transposed."""
+        """Return the descriptor of a product with float32 sums and a transposed first matrix."""
         made, yes = c_void_p(), c_int(1)
         create = self._lib.cublasLtMatmulDescCreate
         self._check("operation", create(byref(made), _COMPUTE_FLOAT32, _FLOAT32))

@@ -107,7 +107,7 @@ def _finish(
     SIZE: gl.constexpr, BM: gl.constexpr, GATED: gl.constexpr, ADD: gl.constexpr,
     BIAS: gl.constexpr, L: gl.constexpr,
 ):  # fmt: skip
-    """Store SIZE outputs of every row: acc [SIZE, BM] in layout L, with its neighbours."""
+    """Add bias, gate and residual to acc [SIZE, BM] in layout L, and store it."""
     n = gl.expand_dims(n0 + gl.arange(0, SIZE, gl.SliceLayout(1, L)), 1)
     m = gl.expand_dims(gl.arange(0, BM, gl.SliceLayout(0, L)), 0)
     keep = (m < rows) & (n < outputs)

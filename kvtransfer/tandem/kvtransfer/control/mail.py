@@ -68,7 +68,7 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Close the link, and wait ``rest_ms`` before the next."""
+    """Close the link, and wait ``rest_ms`` before the next one is made."""
 
     link: LinkNumber
     reason: str

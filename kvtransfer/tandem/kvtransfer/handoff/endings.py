@@ -25,7 +25,8 @@ _replace = msgspec.structs.replace
 
 
 def armed(pull: Pull, now: Millis, policy: ConsumerPolicy) -> Pull:
-    """Return the pull with the deadline of its progress, which runs only while something is due."""
+    """Return the pull with its next deadline: its budget, or earlier while P or the transport must
+    make progress."""
     deadline = pull.budget
     if pull.state is DState.COMMITTING:
         deadline = min(deadline, Millis(now + policy.commit_ms))

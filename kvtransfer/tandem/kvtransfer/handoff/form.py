@@ -26,7 +26,7 @@ class WireDtype(StrEnum):
 
 
 class Form(msgspec.Struct, frozen=True):
-    """Blocks and type of the parts, or the copies, of one hand-off."""
+    """Block sizes and number type in which one hand-off sends KV."""
 
     block_size: int
     """Tokens of a block as sent."""

@@ -55,7 +55,7 @@ class ImportTable:
     def read_ended(
         self, slot: int, now: Millis, fault: FailCause | None = None, message: str = ""
     ) -> list[Action]:
-        """Handle the terminal read of a slot: its bytes have come, or (``fault``) never will."""
+        """Handle the end of a read into a slot. With ``fault`` its bytes will never arrive."""
         held = self.ring[slot]
         assert held.key is not None
         if held.state is SlotState.QUARANTINED:
@@ -72,7 +72,7 @@ class ImportTable:
         fault: FailCause | None = None,
         message: str = "",
     ) -> list[Action]:
-        """Handle the terminal copy of a part into D's blocks, as ``read_ended``."""
+        """Handle the end of a copy of a part into D's blocks, as ``read_ended`` does for slots."""
         if fault is None:
             return self.apply(d_events.ReadDone(key, index), now)
         return self.apply(d_events.ReadFailed(key, index, message, fault), now)

@@ -101,7 +101,7 @@ class BlockTags:
                 self._write(block, CLEARED)
 
     def clear_all(self) -> None:
-        """Release the blocks of every key: copies that were not compared yet are void."""
+        """Release the blocks of every key. Copies with tags not yet compared become invalid."""
         for key in list(self._by_key):
             self.clear(key)
 

@@ -176,7 +176,7 @@ class SlotMemory:
         return Moved()
 
     def inspect(self, slot: int, nbytes: int) -> Inspection:
-        """Read the header of a slot that holds ``nbytes`` in all, and sum its payload."""
+        """Read a slot's header, and compute the digest of its payload; ``nbytes`` count both."""
         payload = self.rows[slot, HEADER_BYTES:nbytes]
         return Inspected(Found(self.read(slot, HEADER_BYTES), digest(payload)))
 

@@ -338,7 +338,7 @@ class Producers:
     known: dict[bytes, Producer] = field(default_factory=dict)
 
     def why_not(self, said: Give) -> str | None:
-        """Return why a registration is refused: another producer has the name."""
+        """Return why a registration is refused: its incarnation has another key. Else None."""
         there = self.known.get(said.incarnation)
         if there is not None and not is_proof(there.key, said.key):
             return "a producer of this incarnation is registered with another key"

@@ -35,13 +35,13 @@ def make_transports(
     on_gpu: bool = False,
     on_garbage: Callable[[], None] = lambda: None,
 ) -> dict[str, Transport]:
-    """Return the transports of ``kv_connector`` by name, in order of preference; the ends of a link
-    use the first that both have.
+    """Return the transports of ``kv_connector`` by name, in order of preference. Both ends of a
+    link use the first one that they share.
 
-    ``auto`` is nixl, then tcp. With ``kv_node_folder`` it begins with cuda_p2p or shm and the
-    node's agent; ``kv_node_copy`` may exclude one. Raises TransportError if a connector named
-    explicitly cannot load. ``on_gpu``: tcp needs slots on the host, and is used only if nixl cannot
-    load.
+    ``auto`` is nixl, then tcp. With ``kv_node_folder`` cuda_p2p or shm and the node's agent come
+    first; ``kv_node_copy`` may exclude one. With ``on_gpu`` tcp is used only if nixl cannot load,
+    because tcp needs slots on the host. Raises TransportError if the connector that the flag names
+    cannot load.
     """
 
     make = _Maker(config, incarnation, role, on_gpu, on_garbage)

@@ -61,7 +61,7 @@ def prepare(sock: socket.socket) -> None:
 
 
 class TcpCard(msgspec.Struct, frozen=True, array_like=True):
-    """Card of P's server."""
+    """Port and secret of P's server, which D needs to connect."""
 
     port: Annotated[int, Meta(ge=1, le=65535)]
     secret: Annotated[bytes, Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]

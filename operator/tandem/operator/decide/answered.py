@@ -21,15 +21,15 @@ from tandem.operator.desired.workload import RevisionKey
 
 
 class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
-    """One revision of one role, as observed."""
+    """Observed pods of one revision of one role."""
 
     asked: int = 0
-    """Replicas of its Deployment."""
+    """Replicas that its Deployment requests."""
     ready: int = 0
     present: int = 0
-    """Its pods, leaving ones included."""
+    """Its pods, including those that are being deleted."""
     unschedulable: bool = False
-    """Whether a pod of it has been without a node for too long."""
+    """Whether one of its pods has been without a node for too long."""
     full: bool = False
     """Whether a quota has had no room for its pods for too long."""
     overdrawn: bool = False
@@ -37,7 +37,7 @@ class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoleView(msgspec.Struct, frozen=True, kw_only=True):
-    """One role."""
+    """Replicas and observed revisions of one role."""
 
     desired: int
     target: str

@@ -333,9 +333,9 @@ def _progress_word(inputs: StatusInputs, before: LLMServiceStatus) -> Word:
 
 
 def _failed_text(inputs: StatusInputs, before: LLMServiceStatus) -> str:
-    """Return why the targets were taken back.
+    """Return the message of a rollout that was rolled back.
 
-    If their pods are deleted, the previous reason is kept.
+    After its pods are deleted, the message of the last status is kept.
     """
     memory, pilot = inputs.decision.memory, inputs.pilot
     told = told_of(before.conditions, ConditionType.DEGRADED)

@@ -12,7 +12,7 @@ from tandem.operator.clock import time_text
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a canary."""
+    """Result of a canary, as a reason and message of conditions."""
 
     ok: bool
     reason: Reason

@@ -78,7 +78,7 @@ def _probe_ports(facts: Facts, role: Role) -> list[int]:
 
 
 def _spans(facts: Facts, role: Role) -> list[Manifest]:
-    """Return the rule for the collector of spans, whose address is not known."""
+    """Return the rule that allows the port of the span collector, whose address is unknown."""
     kept = [kept_tracing_port(main_of(each).get("args", ())) for each in facts.kept.get(role, ())]
     return [{"ports": [_tcp(port)]} for port in _once(tracing_port(facts.spec), *kept)]
 

@@ -264,8 +264,8 @@ class Resizing:
 
 
 class Writer:
-    """Writer. Methods return what could not be written. Raise ClusterError without the API
-    server.
+    """Writer of a service's child objects. Methods return the problems of objects that could not be
+    written. They raise ClusterError if the API server cannot be reached.
     """
 
     def __init__(self, cluster: Cluster, applier: Applier, repairs: Repairs) -> None:

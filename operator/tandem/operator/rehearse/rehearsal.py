@@ -109,7 +109,7 @@ class NoService(TandemError):
 
 
 class NewRevision(msgspec.Struct, frozen=True, kw_only=True):
-    """Pods of a role from another template than the running ones."""
+    """Revision of a role whose pod template differs from that of the running pods."""
 
     role: str
     before: str | None
@@ -118,7 +118,7 @@ class NewRevision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of one look."""
+    """Result of one reconcile pass with dry runs."""
 
     service: str
     """Namespace and name."""

@@ -80,7 +80,7 @@ class RejectCounter(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionLimits:
-    """Requests, prompt tokens and seconds."""
+    """Limits of running and waiting requests, in requests, prompt tokens and seconds."""
 
     max_inflight_requests: int
     max_inflight_tokens: int

@@ -150,7 +150,7 @@ class RetryPolicy:
 
     @property
     def non_retryable(self) -> Refusal | None:
-        """Return the last refusal, if every worker would repeat it."""
+        """Return the last refusal if every other worker would refuse for the same reason."""
         last = self.failures[-1].refusal if self.failures else None
         return last if last is not None and last.code in NON_RETRYABLE else None
 

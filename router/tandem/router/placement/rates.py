@@ -116,7 +116,7 @@ class Rates:
     decode: StepTimes = UNKNOWN_DECODE
     prompt: StepTimes = UNKNOWN_PROMPT
     beside: StepTimes = ()
-    """Seconds that prompt tokens add to a step of decodes; empty: as long as alone."""
+    """Seconds that prompt tokens add to a step with decodes; empty: as in a step of their own."""
     context_s: float = 0.0
     """Seconds per token of a decode's context."""
     steepness: float = 0.0
@@ -140,7 +140,7 @@ class Rates:
         )
 
     def decodes(self, decode_batch: DecodeBatch) -> float:
-        """Return the seconds of a step of these decodes."""
+        """Return the seconds of a step with only these decodes."""
         found = self._known.get(decode_batch)
         if found is None:
             found = self._known[decode_batch] = decode_batch_seconds(
@@ -163,8 +163,9 @@ class Rates:
         return max(self.decodes(DecodeBatch(1)) if tokens else 0.0, seconds_at(self.prompt, weight))
 
     def compute(self, tokens: int, chunk: int, decode_batch: DecodeBatch, before: int = 0) -> float:
-        """Return the seconds to compute prompt tokens, ``chunk`` per step, after ``before`` cached
-        ones.
+        """Return the seconds to compute prompt tokens in steps of ``chunk``.
+
+        ``before`` tokens of the prompt are cached.
         """
         return sum(
             count * self.step(decode_batch, size, at)

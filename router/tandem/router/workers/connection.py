@@ -388,7 +388,7 @@ class WorkerConnection:
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """A worker that is up."""
+    """A connected worker: its card, load and this router's legs."""
 
     incarnation: Incarnation
     card: ModelCard
@@ -409,12 +409,12 @@ class Worker:
     leg_tokens: int = 0
     """Prompt tokens of legs without output."""
     leg_compute_tokens: int = 0
-    """Those tokens that the worker computes itself."""
+    """Part of ``leg_tokens`` that the worker computes itself."""
     leg_prompts: int = 0
     leg_whole_tokens: int = 0
     """``leg_tokens`` with nothing cached, as a worker counts its waiting tokens."""
     leg_whole_compute_tokens: int = 0
-    """Those tokens that the worker computes itself."""
+    """Part of ``leg_whole_tokens`` that the worker computes itself."""
     num_streams: int = 0
     """Legs with output that continue."""
     reported: tuple[int, int] = (0, 0)

@@ -128,7 +128,7 @@ class Dealer:
             self._next_key = self._loop.call_later(pause_ms / 1000, self.reopen)
 
     def reopen(self) -> None:
-        """Drop queued frames and reconnect; no callback is called."""
+        """Drop queued frames and reconnect, without a callback."""
         self.close()
         self._open()
 

@@ -36,9 +36,9 @@ LOOK_AGAIN = 15.0
 
 
 async def look_again(pool: WorkerPool, interval: float) -> None:
-    """Reconnect addresses that are down for ``interval`` seconds, until cancelled.
+    """Reconnect addresses that were down for a whole ``interval``, until cancelled.
 
-    Not at once: two addresses of one worker would end each other's links.
+    An immediate reconnect would let two addresses of one worker end each other's links.
     """
     down: set[str] = set()
     while True:

@@ -102,7 +102,7 @@ class PrefillConnector:
         return [each for each in told if each is not None]
 
     def has_pending(self) -> bool:
-        """Return whether exports are left. They require no step: their ends wake the loop."""
+        """Return whether exports are open. They require no step: their ends wake the loop."""
         return bool(self._exports)
 
     def _told(self, event: events.ProducerEvent) -> Released | LoadFailed | None:

@@ -61,8 +61,8 @@ def decode(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
 
 
 def takes(q: Tensor, kv: Tensor, batch: PagedBatch) -> bool:
-    """Return whether the kernel takes a call: Hopper, 16-bit, head size 64 or 128, pages of whole
-    tiles, few query rows."""
+    """Return whether the kernel supports a call: Hopper, 16-bit types, head size 64 or 128, pages
+    of whole tiles, few query rows."""
     return (
         generation(q.device) == 9
         and q.dtype in (torch.bfloat16, torch.float16)

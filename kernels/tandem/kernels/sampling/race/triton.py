@@ -89,7 +89,10 @@ def stats_of(
     chosen: Tensor | None = None,
     mass: bool = True,
 ) -> GroupStats:
-    """Make one pass over the logits of at least one row; `chosen` int64 [rows] requests `above`."""
+    """Compute the statistics of each group in one pass over at least one row of logits.
+
+    With `chosen`, int64 [rows], the result has `above`.
+    """
     rows, vocab = logits.shape
     groups = triton.cdiv(vocab, GROUP)
     peaks = torch.empty(rows, groups, dtype=torch.float32, device=logits.device)

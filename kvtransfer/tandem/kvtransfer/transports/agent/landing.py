@@ -292,7 +292,7 @@ LANDING_KEY = RequestKey(b"", "landing", 0)
 
 
 class Piece(NamedTuple):
-    """Part of a read that fits one slot."""
+    """Part of a read, small enough for one landing slot."""
 
     peer: Incarnation
     ticket: int

@@ -49,7 +49,7 @@ class Fault(IntEnum):
     """Reason why a copy was not made."""
 
     UNKNOWN = 0
-    """No producer of that incarnation is registered; it may come."""
+    """No producer of that incarnation is registered yet."""
     DENIED = 1
     """The consumer has not proved the producer's secret."""
     STALE = 2

@@ -300,8 +300,8 @@ class HostCopier:
 
 
 class CudaCopier:
-    """Copier of GPU memory of one machine, by the copy engines on their own stream: they slow an
-    engine's step less than a gather kernel."""
+    """Copier between GPUs of one machine. It uses the copy engines, on a stream of its own: they
+    slow a step less than a gather kernel does."""
 
     at_once = pieces = 512
 

@@ -198,7 +198,7 @@ def _refers(value: object) -> bool:
 
 
 def _references(value: object, at: str) -> Iterator[str]:
-    """Yield the places of references that would not be found from within a property."""
+    """Yield the places of references that do not resolve if the schema becomes a property."""
     if isinstance(value, Mapping):
         to = value.get("$ref")
         if isinstance(to, str) and not _DEFINED.fullmatch(to):

@@ -21,7 +21,7 @@ _SCHEMA = "response_format.json_schema.schema"
 
 
 class StructuredOutputs(Body):
-    """Format that the whole text matches: one of ``KINDS``."""
+    """Format that the whole answer must match. Exactly one of ``KINDS`` is set."""
 
     REFUSED: ClassVar[Mapping[str, Refused]] = parameters.STRUCTURED_OUTPUTS
 

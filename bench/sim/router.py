@@ -173,7 +173,7 @@ class SimRouter:
         loop: Any = _Loop(self._clock, partial(self._drain, job.name))
         attempt = Attempt(job.num_dispatched, placement, loop)
         job.placement, job.attempt = placement, attempt
-        self._explanations.sent(job.name, job.num_prompt, attempt)
+        self._explanations.sent(job, attempt)
         failure = attempt.start(job.legs(ME, workers, BUDGET_MS), job.hits)
         assert failure is None, "simulated links are up"
 
@@ -196,7 +196,7 @@ class SimRouter:
             failure = attempt.judge(leg, event)  # type: ignore[arg-type]
             if failure is not None:
                 attempt.end(job.name, finished=False)
-                self.fleet.blame(failure, self._clock.now)
+                self.fleet.ended(job, attempt, failure, self._clock.now)
                 job.failed(failure, [])
                 if job.num_dispatched >= ATTEMPTS:
                     raise Unserved(f"{failure}")
@@ -212,10 +212,8 @@ class SimRouter:
         attempt = job.attempt
         assert attempt is not None
         if not leg.spoke:
-            self._explanations.spoke(attempt, leg, self._metrics)
-            pair = attempt.placement.pair
-            if pair is not None and not leg.is_prefill:
-                self.fleet.handed_over(pair, job.num_prompt)
+            for observer in (self._explanations, self.fleet):
+                observer.answered(job, attempt, leg)
         attempt.heard(leg)
         fresh = job.ledger.write(output)
         if fresh is not None:

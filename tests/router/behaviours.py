@@ -9,7 +9,7 @@ from tests.router.fake_worker import FakeWorker, Turn, serve_well
 
 from tandem.protocol.errors import FailCause, Refusal, RefusalCode
 from tandem.protocol.requests import Produce
-from tandem.router.dispatch.fleet import Ledger
+from tandem.router.dispatch.job import Ledger
 
 Make = Callable[..., FakeWorker]
 ANSWER = list(range(100, 108))

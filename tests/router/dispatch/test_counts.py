@@ -21,7 +21,7 @@ from tandem.protocol.errors import (
 )
 from tandem.protocol.outputs import EngineCoreOutput
 from tandem.router.dispatch.admission import AdmissionQueue, AdmissionRefused
-from tandem.router.dispatch.dispatcher import Stopwatch
+from tandem.router.dispatch.explain import Stopwatch
 from tandem.router.dispatch.retry_policy import ReaderTooSlow
 from tandem.router.http.errors import answer_of
 from tandem.router.metrics import MISTAKES, RouterMetrics
@@ -68,7 +68,7 @@ async def test_who_finds_the_queue_full_is_no_prompt(stack: Stack, decode: Make)
 
 async def test_a_service_that_nobody_serves_fails_requests(stack: Stack) -> None:
     """Also where what is served is not known: that is asked before a prompt can be made."""
-    with pytest.raises(RequestFailed, match="no decode worker is up"):
+    with pytest.raises(RequestFailed, match="no decode worker is connected"):
         await stack.dispatcher.describe()
     assert (came(stack), admitted(stack), failures(stack)) == (1, 0, {"worker_lost": 1})
 

@@ -207,7 +207,7 @@ async def test_asking_the_full_again_lengthens_no_wait(decode: Make) -> None:
     d2.load = BUSY
     await beats(stack, d2)
 
-    with pytest.raises(RequestFailed, match="no worker could finish it in 2 attempts"):
+    with pytest.raises(RequestFailed, match="no worker finished it in 2 attempts"):
         await stack.run(make_request())
     assert len(d2.submitted) == 2
     await stack.close()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.protocol.outputs import EngineCoreOutput, FinishReason, TokenLogprobs
-from tandem.router.dispatch.fleet import Contradiction, Gap, Ledger
+from tandem.router.dispatch.job import Contradiction, Gap, Ledger
 
 
 def output(

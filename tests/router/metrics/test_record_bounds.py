@@ -17,7 +17,9 @@ from tandem.protocol.card import WorkerRole
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.timeline import LegTimes, Note, Watch
 from tandem.router.dispatch.attempt import Attempt
-from tandem.router.dispatch.job import Scene, begin_attempt
+from tandem.router.dispatch.explain import AttemptRecorder
+from tandem.router.dispatch.job import Job, Scene
+from tandem.router.metrics import RouterMetrics
 from tandem.router.observe.timeline import view
 from tandem.router.observe.timeline import view as parts
 from tandem.router.observe.timeline.recorder import Recorder, weigh
@@ -40,7 +42,11 @@ async def sent(
     recording: Recording, request: EngineCoreRequest, scene: Scene | None = None
 ) -> Watch:
     attempt = Attempt(1, Placement(inc(1), None, "rule"), asyncio.get_running_loop())
-    return begin_attempt(recording, attempt, "first", request, scene)
+    job = Job(request, name="1", deadline=1.0, max_attempts=3, metrics=RouterMetrics())
+    job.scene = scene
+    AttemptRecorder(recording).sent(job, attempt)
+    assert attempt.watch is not None
+    return attempt.watch
 
 
 async def test_a_record_holds_nothing_of_a_requests_own_size() -> None:

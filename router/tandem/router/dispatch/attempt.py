@@ -24,8 +24,8 @@ from tandem.protocol.outputs import (
     Refused,
 )
 from tandem.protocol.requests import EngineCoreRequest
-from tandem.protocol.timeline import LegTimes
-from tandem.router.dispatch.retry_policy import AttemptFailure
+from tandem.protocol.timeline import LegTimes, Watch
+from tandem.router.dispatch.retry_policy import AttemptFailure, AttemptKind
 from tandem.router.placement.policy import Placement
 from tandem.router.workers.connection import LegEvent, Worker
 from tandem.tracing.recording import AttemptRecord, LegRecord, Recording
@@ -300,6 +300,7 @@ class Attempt:
         placement: Placement,
         loop: asyncio.AbstractEventLoop,
         *,
+        kind: AttemptKind = AttemptKind.FIRST,
         backlog: Backlog | None = None,
         tenant: str = "",
         num_open: int = 1,
@@ -312,6 +313,7 @@ class Attempt:
         """
         self.number = number
         self.placement = placement
+        self.kind = kind
         self.legs: list[Leg] = []
         self.started_at = loop.time()
         self.received_at = self.started_at
@@ -329,6 +331,8 @@ class Attempt:
         """Failure by a deadline of the attempt."""
         self._waiter: asyncio.Future[None] | None = None
         self.record: AttemptRecord | None = None
+        self.watch: Watch | None = None
+        """Ids with which workers report the times of a recorded request."""
 
     def start(
         self,
@@ -342,6 +346,9 @@ class Attempt:
         for worker, request in legs:
             leg = Leg(self, worker, is_prefill=len(legs) == 2 and not self.legs)
             self.legs.append(leg)
+            if self.record is not None:
+                leg.record = LegRecord(str(worker.role), worker.name, time.monotonic())
+                self.record.legs.append(leg.record)
             leg.loads = len(legs) == 2 and not leg.is_prefill
             cached = 0 if hits is None else hits.get(worker.incarnation, 0)
             worker.num_legs += 1

@@ -26,7 +26,6 @@ from tandem.protocol.card import ModelCard, WorkerRole
 from tandem.protocol.commands import Command, Reply, seconds_for
 from tandem.protocol.context import ORDINARY, RequestContext, Route
 from tandem.protocol.errors import (
-    DeadlinePassed,
     FailCause,
     RequestFailed,
     RequestRefused,
@@ -39,7 +38,7 @@ from tandem.protocol.outputs import (
 )
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SEED_BITS, seeded
-from tandem.router.dispatch.admission import AdmissionQueue, AdmissionRefused, Turns
+from tandem.router.dispatch.admission import AdmissionQueue, Turns
 from tandem.router.dispatch.attempt import (
     BAD_ENDS,
     Attempt,
@@ -47,8 +46,11 @@ from tandem.router.dispatch.attempt import (
     Leg,
 )
 from tandem.router.dispatch.explain import (
+    AttemptRecorder,
     DispatchLimits,
     Explanations,
+    RouteRecorder,
+    Stopwatch,
     asleep,
     check_deadlines,
     no_place,
@@ -57,121 +59,19 @@ from tandem.router.dispatch.explain import (
     too_late,
     worth_waiting,
 )
-from tandem.router.dispatch.fleet import Contradiction, Fleet, Gap
-from tandem.router.dispatch.job import Job, begin_attempt, note_end, note_sent, note_way
+from tandem.router.dispatch.fleet import Fleet
+from tandem.router.dispatch.job import Contradiction, Gap, Job
 from tandem.router.dispatch.placing import Placing
 from tandem.router.dispatch.retry_policy import (
     AttemptFailure,
     FailedClosed,
-    ReaderTooSlow,
     kind_of_attempt,
 )
-from tandem.router.metrics import MISTAKES, RouterMetrics
+from tandem.router.metrics import RouterMetrics
 from tandem.router.placement.policy import Placement, PlacementPolicy
 from tandem.router.tenant import current_tenant
 from tandem.router.workers.pool import WorkerPool
-from tandem.tracing.recording import Recording, current, marked
-
-MAX_FINISHES = 16
-"""Maximum ends of choices in a record."""
-
-
-class Stopwatch:
-    """Times of one request, in seconds of the loop's clock."""
-
-    __slots__ = (
-        "_first",
-        "_last",
-        "_metrics",
-        "_num_tokens",
-        "_recording",
-        "_started",
-        "_takes_partial",
-    )
-
-    def __init__(
-        self,
-        metrics: RouterMetrics,
-        now: float,
-        recording: Recording | None = None,
-        *,
-        takes_partial: bool = False,
-    ) -> None:
-        self._takes_partial = takes_partial
-        self._metrics = metrics
-        self._started = now
-        self._first: float | None = None
-        self._last: dict[int, float] = {}
-        self._num_tokens = 0
-        self._recording = recording
-        metrics.request_came()
-
-    def admitted(self, request: EngineCoreRequest) -> None:
-        self._metrics.request_started(
-            num_prompt=len(request.prompt_token_ids),
-            num_choices=request.params.n,
-            max_tokens=request.params.max_tokens if request.pooling is None else None,
-        )
-
-    def output(self, output: EngineCoreOutput, now: float) -> None:
-        if self._first is None:
-            self._first = now
-            self._metrics.first_token(now - self._started)
-        last = self._last.get(output.choice)
-        if last is not None:
-            self._metrics.next_token(now - last)
-        self._last[output.choice] = now
-        count = len(output.token_ids)
-        self._num_tokens += count
-        recording = self._recording
-        if recording is not None:
-            if recording.first_output is None:
-                recording.first_output = now
-            recording.num_outputs += 1  # no call per token
-            recording.num_tokens += count
-            if output.finish is not None and len(recording.finishes) < MAX_FINISHES:
-                recording.finishes.append(str(output.finish))
-        if output.num_cached_tokens is not None:
-            self._cached(output.num_cached_tokens)
-
-    def pooled(self, output: PooledOutput, now: float) -> None:
-        """Record an answer without tokens."""
-        self._first = self._last[output.choice] = now
-        if self._recording is not None:
-            self._recording.output(0)
-        self._cached(output.num_cached_tokens)
-
-    def _cached(self, num_tokens: int) -> None:
-        """Count cached prompt tokens, once per job."""
-        if num_tokens:
-            self._metrics.cached_tokens(num_tokens)
-        if self._recording is not None:
-            self._recording.num_cached += num_tokens
-
-    def failed(self, error: RequestFailed | RequestRefused) -> None:
-        """Count an early end, which may be the client's doing."""
-        if isinstance(error, AdmissionRefused):
-            return  # counted by the queue
-        if isinstance(error, ReaderTooSlow):
-            self._metrics.request_cancelled()  # the client reads nothing more
-            return
-        if isinstance(error, DeadlinePassed) and self._takes_partial and self._first is not None:
-            return  # answered with the partial output
-        if isinstance(error, RequestFailed):
-            self._metrics.request_failed(str(error.cause))
-        elif error.refusal.code not in MISTAKES:
-            self._metrics.request_failed(str(error.refusal.code))
-
-    def end(self, now: float) -> None:
-        if self._first is None:
-            return
-        last = max(self._last.values())
-        self._metrics.request_ended(
-            seconds=now - self._started,
-            num_tokens=self._num_tokens,
-            num_choices=len(self._last),
-            decode_seconds=last - self._first,
-        )
+from tandem.tracing.recording import current, marked
 
 
 @asynccontextmanager
@@ -212,22 +112,6 @@ async def call_all(pool: WorkerPool, command: Command) -> Reply:
         if not reply.ok or (ok and reply.message)
     ]
     return Reply(id=command.id, ok=ok, message="; ".join(said), values=values)
-
-
-def take_pooled(
-    job: Job, attempt: Attempt, leg: Leg, output: PooledOutput
-) -> AttemptFailure | None:
-    """Mark the job as answered, or return the attempt's failure."""
-    if job.request.pooling is None:
-        return attempt.failure(leg, FailCause.INTERNAL, "a vector, not tokens")
-    if not output.values or len(output.values) % 4:
-        count = len(output.values)
-        return attempt.failure(
-            leg, FailCause.INTERNAL, f"{count} bytes that are not float32 values"
-        )
-    attempt.heard(leg)
-    job.ledger.answered()
-    return None
 
 
 logger = logging.getLogger(__name__)
@@ -294,7 +178,7 @@ class Dispatcher:
             if left <= 0 or not await self.pool.wait_change(left):
                 self._metrics.request_came()
                 self._metrics.request_failed(str(FailCause.WORKER_LOST))
-                raise RequestFailed(FailCause.WORKER_LOST, "no decode worker is up")
+                raise RequestFailed(FailCause.WORKER_LOST, "no decode worker is connected")
         return max(cards, key=lambda card: card.max_model_len)
 
     def _cards(self) -> list[ModelCard]:
@@ -334,10 +218,9 @@ class Dispatcher:
                             if context.ended:
                                 self._end_choices(job, attempt, context.ended)
                     elif isinstance(item[1], PooledOutput):
-                        failure = take_pooled(job, attempt, item[0], item[1])
+                        failure = self._write_pooled(job, attempt, item[0], item[1])
                         if failure is None:
                             watch.pooled(item[1], loop.time())
-                            note_way(job.route, attempt)
                             yield item[1]
                     else:
                         failure = attempt.judge(item[0], item[1])
@@ -353,6 +236,11 @@ class Dispatcher:
         job = self._open(request, context.route, came)
         timer = loop.call_at(job.deadline, job.expire)
         watch = Stopwatch(job.metrics, came, job.recording, takes_partial=context.takes_partial)
+        job.observers = [watch, self.explanations, self.fleet]
+        if job.recording is not None:
+            job.observers.append(AttemptRecorder(job.recording))
+        if job.route is not None:
+            job.observers.append(RouteRecorder(job.route))
         try:
             yield job, watch
         except (RequestFailed, RequestRefused) as error:
@@ -362,9 +250,7 @@ class Dispatcher:
             timer.cancel()
             watch.end(loop.time())
             if job.attempt is not None:  # closed, or the deadline passed
-                job.attempt.end(job.name, finished=job.ledger.told)
-                note_end(job.attempt, None)
-                job.attempt = None
+                self._end(job, None, loop.time())
             self._leave(job)
             job.metrics.repeated(job.ledger.num_repeated)
             del self._jobs[job.name]
@@ -441,8 +327,7 @@ class Dispatcher:
             with marked("place"):
                 placement = self._placing.place(job, loop.time())
             if placement is not None:
-                attempt = self._attempt(job, placement, loop)
-                failure = self._send(job, attempt, loop)
+                attempt, failure = self._send(job, placement, loop)
                 if failure is None:
                     return attempt
                 self._end(job, failure, loop.time())
@@ -462,38 +347,31 @@ class Dispatcher:
             if patience.asks_again(loop.time()):
                 job.retry_policy.ask_again()
 
-    def _attempt(self, job: Job, placement: Placement, loop: asyncio.AbstractEventLoop) -> Attempt:
-        return Attempt(
+    def _send(
+        self, job: Job, placement: Placement, loop: asyncio.AbstractEventLoop
+    ) -> tuple[Attempt, AttemptFailure | None]:
+        """Send an attempt; return it, and its failure if a link is down."""
+        workers = [self.pool.workers[placement.worker]]
+        if placement.prefill is not None:
+            workers.insert(0, self.pool.workers[placement.prefill])
+        attempt = Attempt(
             job.num_dispatched,
             placement,
             loop,
+            kind=kind_of_attempt(job.placement, placement),
             backlog=self.backlog,
             tenant=job.request.tenant,
             num_open=job.request.params.n - len(job.ledger.finished_choices),
             all_said=lambda: self._leave(job),
             overflow=lambda: self._give_up(job),  # not the attempt, which would refer to itself
         )
-
-    def _send(
-        self, job: Job, attempt: Attempt, loop: asyncio.AbstractEventLoop
-    ) -> AttemptFailure | None:
-        placement = attempt.placement
-        workers = [self.pool.workers[placement.worker]]
-        if placement.prefill is not None:
-            workers.insert(0, self.pool.workers[placement.prefill])
-        attempt_kind = kind_of_attempt(job.placement, placement)
-        job.metrics.attempt("whole" if placement.prefill is None else "handoff", attempt_kind)
         if job.num_dispatched:
-            logger.info("request %s: %s, %s", job.name, attempt_kind, placement.rule)
+            logger.info("request %s: %s, %s", job.name, attempt.kind, placement.rule)
         job.placement, job.attempt = placement, attempt
-        self.explanations.sent(job.name, job.num_prompt, attempt, tenant=job.request.tenant)
-        watch = None
-        if job.recording is not None:
-            watch = begin_attempt(job.recording, attempt, attempt_kind, job.request, job.scene)
-        legs = job.legs(self.pool.me, workers, job.remaining_ms(loop), watch)
-        failure = attempt.start(legs, placement.hits_with_pull(job.hits))
-        note_sent(attempt)
-        return failure
+        for observer in job.observers:
+            observer.sent(job, attempt)
+        legs = job.legs(self.pool.me, workers, job.remaining_ms(loop), attempt.watch)
+        return attempt, attempt.start(legs, placement.hits_with_pull(job.hits))
 
     def _write(
         self, job: Job, attempt: Attempt, leg: Leg, output: EngineCoreOutput
@@ -504,7 +382,13 @@ class Dispatcher:
                 return None, attempt.failure(leg, FailCause.INTERNAL, "tokens, not a vector")
             if output.finish in BAD_ENDS:
                 return None, attempt.failure(leg, FailCause.INTERNAL, f"ended by {output.finish}")
-            output = self._first_words(job, attempt, leg, output)
+        if not leg.spoke:
+            job.fingerprint = leg.worker.compatibility
+            for observer in job.observers:
+                observer.answered(job, attempt, leg)
+            if attempt.placement.prefill is not None and not leg.is_prefill:
+                # P reports what was cached; D's share came over the link.
+                output = msgspec.structs.replace(output, num_cached_tokens=None)
         attempt.heard(leg)
         try:
             return job.write(output), None
@@ -519,6 +403,21 @@ class Dispatcher:
                 FailCause.IDENTITY, f"failed closed: {error}", job.retry_policy.reasons
             ) from error
 
+    def _write_pooled(
+        self, job: Job, attempt: Attempt, leg: Leg, output: PooledOutput
+    ) -> AttemptFailure | None:
+        """Mark the job as answered, or return the attempt's failure."""
+        if job.request.pooling is None:
+            return attempt.failure(leg, FailCause.INTERNAL, "a vector, not tokens")
+        if not output.values or len(output.values) % 4:
+            said = f"{len(output.values)} bytes that are not float32 values"
+            return attempt.failure(leg, FailCause.INTERNAL, said)
+        for observer in job.observers:
+            observer.answered(job, attempt, leg)
+        attempt.heard(leg)
+        job.ledger.answered()
+        return None
+
     def _end_choices(self, job: Job, attempt: Attempt, ended: list[int]) -> None:
         """End choices whose reader has found their end, for this and later attempts."""
         for choice in ended:
@@ -526,34 +425,14 @@ class Dispatcher:
         attempt.end_choices(job.name, tuple(ended))
         ended.clear()
 
-    def _first_words(
-        self, job: Job, attempt: Attempt, leg: Leg, output: EngineCoreOutput
-    ) -> EngineCoreOutput:
-        """Handle a leg's first output: pin the fingerprint, count the leg."""
-        if leg.spoke:
-            return output
-        job.fingerprint = leg.worker.compatibility
-        note_way(job.route, attempt)
-        pair = attempt.placement.pair
-        self.explanations.spoke(attempt, leg, job.metrics)
-        if not any(each.spoke for each in attempt.legs):
-            job.metrics.first_token_from(str(leg.worker.role))
-        if pair is not None and not leg.is_prefill:
-            self.fleet.handed_over(pair, job.num_prompt)
-            # P reports what was cached; D's share came over the link.
-            output = msgspec.structs.replace(output, num_cached_tokens=None)
-        return output
-
     def _end(self, job: Job, failure: AttemptFailure | None, now: float) -> None:
         """End an attempt: release its legs, and record its failure."""
-        assert job.attempt is not None
-        workers = [leg.worker for leg in job.attempt.legs]
-        job.attempt.end(job.name, finished=failure is None and job.ledger.told)
-        note_end(job.attempt, failure)
-        job.attempt = None
+        attempt, job.attempt = job.attempt, None
+        assert attempt is not None
+        workers = [leg.worker for leg in attempt.legs]
+        attempt.end(job.name, finished=failure is None and job.ledger.told)
+        for observer in job.observers:
+            observer.ended(job, attempt, failure, now)
         if failure is not None:
-            kind = "failed" if failure.refusal is None else "refused"
-            job.metrics.attempt_failed(kind, failure.word)
-            self.fleet.blame(failure, now)
             job.failed(failure, workers)
             logger.warning("request %s: %s", job.name, failure)

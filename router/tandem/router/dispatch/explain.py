@@ -1,13 +1,15 @@
-"""The last placements with all their numbers, and the errors of their forecasts."""
+"""Observers of attempts: metrics, records and explanations; deadlines and errors of requests."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
+from tandem.protocol.context import Route, Shape
 from tandem.protocol.errors import (
     DeadlinePassed,
     FailCause,
@@ -16,13 +18,18 @@ from tandem.protocol.errors import (
     RequestFailed,
     RequestRefused,
 )
+from tandem.protocol.outputs import EngineCoreOutput, PooledOutput
+from tandem.protocol.requests import EngineCoreRequest
+from tandem.protocol.timeline import Watch
+from tandem.router.dispatch.admission import AdmissionRefused
 from tandem.router.dispatch.attempt import Attempt, Explained, Leg
-from tandem.router.dispatch.job import Job
+from tandem.router.dispatch.job import Job, Observer
 from tandem.router.dispatch.retry_policy import AttemptFailure, ReaderTooSlow
-from tandem.router.metrics import RouterMetrics
+from tandem.router.metrics import MISTAKES, RouterMetrics
 from tandem.router.placement.forecast import Forecast, PullPlan
 from tandem.router.tenant import Tenant
 from tandem.router.workers.rates import Naps
+from tandem.tracing.recording import AttemptRecord, Recording
 
 
 def raise_if_non_retryable(job: Job) -> None:
@@ -63,7 +70,7 @@ def no_place(job: Job) -> RequestRefused | RequestFailed:
     if retry_policy.unsupported is not None:
         return RequestRefused(retry_policy.unsupported)
     if not retry_policy.failures:
-        return RequestFailed(FailCause.WORKER_LOST, "no worker that could take it is up")
+        return RequestFailed(FailCause.WORKER_LOST, "no worker that can serve it is connected")
     if retry_policy.only_asleep:
         return asleep()
     last = retry_policy.failures[-1]
@@ -72,7 +79,7 @@ def no_place(job: Job) -> RequestRefused | RequestFailed:
     cause = last.cause or _LEAVES.get(last.word, FailCause.CAPACITY)
     count = len(retry_policy.failures)
     return RequestFailed(
-        cause, f"no worker could finish it in {count} attempts; last: {last}", retry_policy.reasons
+        cause, f"no worker finished it in {count} attempts; last: {last}", retry_policy.reasons
     )
 
 
@@ -88,31 +95,219 @@ def too_late(job: Job) -> RequestFailed:
     )
 
 
+_NUMBERS = {
+    "max_tokens": "gen_ai.request.max_tokens",
+    "temperature": "gen_ai.request.temperature",
+    "top_p": "gen_ai.request.top_p",
+    "frequency_penalty": "gen_ai.request.frequency_penalty",
+    "presence_penalty": "gen_ai.request.presence_penalty",
+}
+
+
+def _asked(request: EngineCoreRequest) -> dict[str, float]:
+    """Return numbers of a request by OpenTelemetry's names for GenAI."""
+    params = request.params
+    if request.pooling is not None:
+        return {}
+    found = {attribute: getattr(params, name) for name, attribute in _NUMBERS.items()}
+    said = {attribute: value for attribute, value in found.items() if value is not None}
+    if params.n > 1:
+        said["gen_ai.request.choice.count"] = params.n
+    return said
+
+
+class AttemptRecorder(Observer):
+    """Recorder of attempts in the recording of a call."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+
+    def sent(self, job: Job, attempt: Attempt) -> None:
+        now, recording, request = time.monotonic(), self._recording, job.request
+        number, rule = attempt.number, attempt.placement.rule
+        recording.num_prompt = max(recording.num_prompt, len(request.prompt_token_ids))
+        attempt.watch = recording.watch
+        record = AttemptRecord(number, rule, attempt.kind, now, scene=job.scene)
+        if not recording.attempt(record):
+            return  # an unsampled span would have no end
+        attempt.record = record
+        if recording.span is None:
+            return
+        if recording.asked is None:
+            recording.asked = _asked(request)
+        said = {"tandem.attempt": number, "tandem.attempt_kind": attempt.kind, "tandem.rule": rule}
+        begin = now - recording.arrived + recording.started
+        record.span = recording.span.child("attempt", begin, "client", said)
+        attempt.watch = Watch(recording.request_id, record.span.traceparent)
+
+    def ended(self, job: Job, attempt: Attempt, failure: AttemptFailure | None, now: float) -> None:
+        record = attempt.record
+        if record is not None and record.end is None:
+            record.end = time.monotonic()
+            if failure is not None:
+                record.failure = str(failure)
+                record.failed_worker = failure.worker_name
+
+
+class RouteRecorder(Observer):
+    """Recorder of a canary's workers and shape."""
+
+    def __init__(self, route: Route) -> None:
+        self._route = route
+
+    def answered(self, job: Job, attempt: Attempt, leg: Leg) -> None:
+        revisions = {each.is_prefill: each.worker.note.revision for each in attempt.legs}
+        paired = attempt.placement.prefill is not None
+        self._route.served_shape = Shape.DISAGGREGATED if paired else Shape.AGGREGATED
+        self._route.served_prefill = revisions.get(True, "")
+        self._route.served_decode = revisions.get(False, "")
+
+
+MAX_FINISHES = 16
+"""Maximum ends of choices in a record."""
+
+
+class Stopwatch(Observer):
+    """Metrics of one request; times are seconds of the loop's clock."""
+
+    __slots__ = (
+        "_first",
+        "_last",
+        "_metrics",
+        "_num_tokens",
+        "_recording",
+        "_started",
+        "_takes_partial",
+    )
+
+    def __init__(
+        self,
+        metrics: RouterMetrics,
+        now: float,
+        recording: Recording | None = None,
+        *,
+        takes_partial: bool = False,
+    ) -> None:
+        self._takes_partial = takes_partial
+        self._metrics = metrics
+        self._started = now
+        self._first: float | None = None
+        self._last: dict[int, float] = {}
+        self._num_tokens = 0
+        self._recording = recording
+        metrics.request_came()
+
+    def admitted(self, request: EngineCoreRequest) -> None:
+        self._metrics.request_started(
+            num_prompt=len(request.prompt_token_ids),
+            num_choices=request.params.n,
+            max_tokens=request.params.max_tokens if request.pooling is None else None,
+        )
+
+    def sent(self, job: Job, attempt: Attempt) -> None:
+        shape = "whole" if attempt.placement.prefill is None else "handoff"
+        self._metrics.attempt(shape, attempt.kind)
+
+    def answered(self, job: Job, attempt: Attempt, leg: Leg) -> None:
+        """Count an attempt's first token, and the error of its forecast."""
+        if job.request.pooling is not None or any(each.spoke for each in attempt.legs):
+            return
+        self._metrics.first_token_from(str(leg.worker.role))
+        forecast, came = attempt.placement.forecast, leg.came_at or attempt.received_at
+        if forecast is not None:
+            error = abs(came - attempt.started_at - forecast.ttft)
+            self._metrics.forecast(forecast.way, error)
+
+    def ended(self, job: Job, attempt: Attempt, failure: AttemptFailure | None, now: float) -> None:
+        if failure is not None:
+            kind = "failed" if failure.refusal is None else "refused"
+            self._metrics.attempt_failed(kind, failure.word)
+
+    def output(self, output: EngineCoreOutput, now: float) -> None:
+        if self._first is None:
+            self._first = now
+            self._metrics.first_token(now - self._started)
+        last = self._last.get(output.choice)
+        if last is not None:
+            self._metrics.next_token(now - last)
+        self._last[output.choice] = now
+        count = len(output.token_ids)
+        self._num_tokens += count
+        recording = self._recording
+        if recording is not None:
+            if recording.first_output is None:
+                recording.first_output = now
+            recording.num_outputs += 1  # no call per token
+            recording.num_tokens += count
+            if output.finish is not None and len(recording.finishes) < MAX_FINISHES:
+                recording.finishes.append(str(output.finish))
+        if output.num_cached_tokens is not None:
+            self._cached(output.num_cached_tokens)
+
+    def pooled(self, output: PooledOutput, now: float) -> None:
+        """Record an answer without tokens."""
+        self._first = self._last[output.choice] = now
+        if self._recording is not None:
+            self._recording.output(0)
+        self._cached(output.num_cached_tokens)
+
+    def _cached(self, num_tokens: int) -> None:
+        """Count cached prompt tokens, once per job."""
+        if num_tokens:
+            self._metrics.cached_tokens(num_tokens)
+        if self._recording is not None:
+            self._recording.num_cached += num_tokens
+
+    def failed(self, error: RequestFailed | RequestRefused) -> None:
+        """Count an early end, which may be the client's doing."""
+        if isinstance(error, AdmissionRefused):
+            return  # counted by the queue
+        if isinstance(error, ReaderTooSlow):
+            self._metrics.request_cancelled()  # the client reads nothing more
+            return
+        if isinstance(error, DeadlinePassed) and self._takes_partial and self._first is not None:
+            return  # answered with the partial output
+        if isinstance(error, RequestFailed):
+            self._metrics.request_failed(str(error.cause))
+        elif error.refusal.code not in MISTAKES:
+            self._metrics.request_failed(str(error.refusal.code))
+
+    def end(self, now: float) -> None:
+        if self._first is None:
+            return
+        last = max(self._last.values())
+        self._metrics.request_ended(
+            seconds=now - self._started,
+            num_tokens=self._num_tokens,
+            num_choices=len(self._last),
+            decode_seconds=last - self._first,
+        )
+
+
 KEPT = 256
 
 
-class Explanations:
+class Explanations(Observer):
     """Latest ``KEPT`` attempts. Used in the loop's thread."""
 
     def __init__(self) -> None:
         self._latest: deque[Explained] = deque(maxlen=KEPT)
 
-    def sent(self, request: str, num_prompt: int, attempt: Attempt, *, tenant: str = "") -> None:
-        explained = Explained(request, attempt.number, num_prompt, attempt.placement, tenant)
+    def sent(self, job: Job, attempt: Attempt) -> None:
+        explained = Explained(
+            job.name, attempt.number, job.num_prompt, attempt.placement, job.request.tenant
+        )
         attempt.explained = explained
         self._latest.append(explained)
 
-    def spoke(self, attempt: Attempt, leg: Leg, metrics: RouterMetrics) -> None:
-        """Record the times of a leg's first output, and the forecast's error."""
+    def answered(self, job: Job, attempt: Attempt, leg: Leg) -> None:
+        """Record the time of a leg's first output."""
         explained, pair = attempt.explained, attempt.placement.pair
         if explained is None:
             return
         came = attempt.received_at if leg.came_at is None else leg.came_at
         if explained.ttft is None:
-            explained.ttft = seconds = came - attempt.started_at
-            forecast = explained.placement.forecast
-            if forecast is not None:
-                metrics.forecast(forecast.way, abs(seconds - forecast.ttft))
+            explained.ttft = came - attempt.started_at
         elif pair is not None and not leg.is_prefill:
             times = [each.came_at for each in attempt.legs if each.came_at is not None]
             explained.second = came - min(times, default=came)

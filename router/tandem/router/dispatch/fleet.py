@@ -6,13 +6,14 @@ Entries of a worker are dropped with its incarnation.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tandem.protocol.card import WorkerRole
-from tandem.protocol.errors import FailCause, TandemError
+from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import BlockHash, Incarnation
-from tandem.protocol.outputs import BlockEvents, EngineCoreOutput, FinishReason
+from tandem.protocol.outputs import BlockEvents
+from tandem.router.dispatch.attempt import Attempt, Leg
+from tandem.router.dispatch.job import Job, Observer
 from tandem.router.dispatch.retry_policy import LINK_CAUSES, AttemptFailure
 from tandem.router.placement.prefix_index import PrefixIndex
 from tandem.router.placement.rates import (
@@ -32,158 +33,6 @@ from tandem.router.workers.connection import Worker
 from tandem.router.workers.pool import WorkerPool, handoff_peers
 from tandem.router.workers.rates import DecayedRate
 
-
-class LedgerError(TandemError):
-    """Outputs cannot be added to the log."""
-
-
-class Contradiction(LedgerError):
-    """Another token was written at this position."""
-
-
-class Gap(LedgerError):
-    """The position or choice is impossible: the worker is at fault."""
-
-
-class _Choice:
-    __slots__ = ("cut", "finish", "tokens")
-
-    def __init__(self, tokens: Iterable[int], finish: FinishReason | None) -> None:
-        self.tokens = list(tokens)
-        self.finish = finish
-        self.cut = False
-        """Whether its reader ended it, and no worker has reported its end."""
-
-
-class Ledger:
-    """Emitted tokens of a request over all its attempts."""
-
-    def __init__(
-        self,
-        num_choices: int,
-        emitted: Sequence[Sequence[int]] = (),
-        finished: Sequence[int] = (),
-    ) -> None:
-        self._choices = [
-            _Choice(
-                emitted[choice] if choice < len(emitted) else (),
-                FinishReason.STOP if choice in finished else None,
-            )
-            for choice in range(num_choices)
-        ]
-        self._open = sum(choice.finish is None for choice in self._choices)
-        self._told_prompt = False
-        self.num_repeated = 0
-        """Repeated tokens that agreed."""
-
-    @property
-    def done(self) -> bool:
-        return self._open == 0
-
-    @property
-    def told(self) -> bool:
-        """Return whether workers have reported every choice's end."""
-        return self._open == 0 and not any(choice.cut for choice in self._choices)
-
-    @property
-    def num_tokens(self) -> int:
-        """Return the emitted tokens of all choices."""
-        return sum(len(choice.tokens) for choice in self._choices)
-
-    @property
-    def emitted(self) -> tuple[tuple[int, ...], ...]:
-        """Return tokens per choice for a further attempt; () if there are none."""
-        if not any(choice.tokens for choice in self._choices):
-            return ()
-        return tuple(tuple(choice.tokens) for choice in self._choices)
-
-    @property
-    def finished_choices(self) -> tuple[int, ...]:
-        """Return choices that must not be continued."""
-        return tuple(
-            index for index, choice in enumerate(self._choices) if choice.finish is not None
-        )
-
-    def length(self, choice: int) -> int:
-        return len(self._choices[choice].tokens)
-
-    def write(self, output: EngineCoreOutput) -> EngineCoreOutput | None:
-        """Add the new part of ``output`` and return it, or None if nothing is new.
-
-        Raises Contradiction if a token differs, Gap for an impossible position or choice. Tokens
-        after an end that its reader found are ignored.
-        """
-        if not 0 <= output.choice < len(self._choices):
-            raise Gap(f"choice {output.choice} of {len(self._choices)}")
-        choice = self._choices[output.choice]
-        tokens = choice.tokens
-        if output.position == len(tokens) and choice.finish is None:  # the usual case
-            tokens.extend(output.token_ids)
-            return self._finish(choice, output)
-        if choice.cut:
-            choice.cut = output.finish is None
-            return None
-        return self._overlap(choice, output)
-
-    def end(self, choice: int) -> None:
-        """End a choice whose reader has found its end."""
-        ended = self._choices[choice]
-        if ended.finish is None:
-            ended.finish, ended.cut = FinishReason.STOP, True
-            self._open -= 1
-
-    def answered(self) -> None:
-        """Mark the choice of a request without tokens as answered."""
-        (choice,) = self._choices
-        choice.finish = FinishReason.STOP
-        self._open = 0
-
-    def _overlap(self, choice: _Choice, output: EngineCoreOutput) -> EngineCoreOutput | None:
-        tokens, start = choice.tokens, output.position
-        if not 0 <= start <= len(tokens):
-            raise Gap(f"choice {output.choice}: position {start} after {len(tokens)} tokens")
-        known = tokens[start : start + len(output.token_ids)]
-        if tuple(known) != output.token_ids[: len(known)]:
-            raise Contradiction(
-                f"choice {output.choice}, position {start}: "
-                f"{list(output.token_ids[: len(known)])} after {known}"
-            )
-        self.num_repeated += len(known)
-        fresh = output.token_ids[len(known) :]
-        if choice.finish is not None:
-            if fresh:
-                raise Gap(f"choice {output.choice}: {len(fresh)} tokens after its end")
-            return None
-        ends = output.finish is not None and start + len(output.token_ids) == len(tokens)
-        if not (fresh or ends or (output.prompt_logprobs and not self._told_prompt)):
-            return None
-        tokens.extend(fresh)
-        return self._finish(choice, _without(output, len(known)))
-
-    def _finish(self, choice: _Choice, output: EngineCoreOutput) -> EngineCoreOutput:
-        if output.prompt_logprobs is not None:
-            self._told_prompt = True
-        if output.finish is not None:
-            choice.finish = output.finish
-            self._open -= 1
-        return output
-
-
-def _without(output: EngineCoreOutput, count: int) -> EngineCoreOutput:
-    return EngineCoreOutput(
-        request=output.request,
-        attempt=output.attempt,
-        choice=output.choice,
-        position=output.position + count,
-        token_ids=output.token_ids[count:],
-        finish=output.finish,
-        stop_token=output.stop_token,
-        logprobs=None if output.logprobs is None else output.logprobs[count:],
-        prompt_logprobs=output.prompt_logprobs,
-        num_cached_tokens=output.num_cached_tokens,
-    )
-
-
 _OWN_FAULTS = frozenset({"internal", "timeout"})
 
 
@@ -202,7 +51,7 @@ class LinkCount:
     token_rate: DecayedRate = field(default_factory=DecayedRate)
 
 
-class Fleet:
+class Fleet(Observer):
     """State of the fleet; listener of the pool."""
 
     def __init__(self, pool: WorkerPool, index: PrefixIndex) -> None:
@@ -235,6 +84,15 @@ class Fleet:
     def tidy(self) -> None:
         """Remove a part of lost workers' data. Called periodically."""
         self.index.tidy()
+
+    def answered(self, job: Job, attempt: Attempt, leg: Leg) -> None:
+        pair = attempt.placement.pair
+        if pair is not None and not leg.is_prefill:
+            self.handed_over(pair, job.num_prompt)
+
+    def ended(self, job: Job, attempt: Attempt, failure: AttemptFailure | None, now: float) -> None:
+        if failure is not None:
+            self.blame(failure, now)
 
     def blame(self, failure: AttemptFailure, now: float) -> None:
         """Count a failed attempt against its link or worker, but not refusals.

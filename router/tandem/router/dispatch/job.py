@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 
 from tandem.protocol.card import WorkerRole
-from tandem.protocol.context import Route, Shape
-from tandem.protocol.errors import FailCause
+from tandem.protocol.context import Route
+from tandem.protocol.errors import FailCause, TandemError
 from tandem.protocol.hashing import hash_blocks, root_hash
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 from tandem.protocol.kv import MAX_FIRST_BYTES, first_bytes
-from tandem.protocol.outputs import EngineCoreOutput
+from tandem.protocol.outputs import EngineCoreOutput, FinishReason
 from tandem.protocol.requests import (
     Consume,
     EngineCoreRequest,
@@ -25,22 +24,13 @@ from tandem.protocol.requests import (
 )
 from tandem.protocol.sampling import ALL_LOGPROBS, SamplingParams
 from tandem.protocol.timeline import Watch
-from tandem.router.dispatch.attempt import Attempt
-from tandem.router.dispatch.fleet import Ledger
+from tandem.router.dispatch.attempt import Attempt, Leg
 from tandem.router.dispatch.retry_policy import AttemptFailure, RetryPolicy
 from tandem.router.metrics import RouterMetrics
 from tandem.router.placement.policy import Placement
 from tandem.router.placement.snapshot import FleetSnapshot, PromptFacts
 from tandem.router.workers.connection import Worker
-from tandem.tracing.recording import AttemptRecord, LegRecord, Recording
-
-_NUMBERS = {
-    "max_tokens": "gen_ai.request.max_tokens",
-    "temperature": "gen_ai.request.temperature",
-    "top_p": "gen_ai.request.top_p",
-    "frequency_penalty": "gen_ai.request.frequency_penalty",
-    "presence_penalty": "gen_ai.request.presence_penalty",
-}
+from tandem.tracing.recording import Recording
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,72 +41,155 @@ class Scene:
     fleet: FleetSnapshot
 
 
-def begin_attempt(
-    recording: Recording,
-    attempt: Attempt,
-    attempt_kind: str,
-    request: EngineCoreRequest,
-    scene: Scene | None,
-) -> Watch:
-    """Record an attempt before it is sent; return the watch for its workers."""
-    now = time.monotonic()
-    number, rule = attempt.number, attempt.placement.rule
-    recording.num_prompt = max(recording.num_prompt, len(request.prompt_token_ids))
-    record = AttemptRecord(number, rule, attempt_kind, now, scene=scene)
-    if not recording.attempt(record):
-        return recording.watch  # an unsampled span would have no end
-    attempt.record = record
-    if recording.span is None:
-        return recording.watch
-    if recording.asked is None:
-        recording.asked = _asked(request)
-    said = {"tandem.attempt": number, "tandem.attempt_kind": attempt_kind, "tandem.rule": rule}
-    begin = now - recording.arrived + recording.started
-    record.span = recording.span.child("attempt", begin, "client", said)
-    return Watch(recording.request_id, record.span.traceparent)
+class LedgerError(TandemError):
+    """Outputs cannot be added to the log."""
 
 
-def _asked(request: EngineCoreRequest) -> dict[str, float]:
-    """Return numbers of a request by OpenTelemetry's names for GenAI."""
-    params = request.params
-    if request.pooling is not None:
-        return {}
-    found = {attribute: getattr(params, name) for name, attribute in _NUMBERS.items()}
-    said = {attribute: value for attribute, value in found.items() if value is not None}
-    if params.n > 1:
-        said["gen_ai.request.choice.count"] = params.n
-    return said
+class Contradiction(LedgerError):
+    """Another token was written at this position."""
 
 
-def note_sent(attempt: Attempt) -> None:
-    """Record that an attempt was sent to its workers."""
-    record, now = attempt.record, time.monotonic()
-    if record is None:
-        return
-    for leg in attempt.legs:
-        leg.record = LegRecord(str(leg.worker.role), leg.worker.name, now)
-        record.legs.append(leg.record)
+class Gap(LedgerError):
+    """The position or choice is impossible: the worker is at fault."""
 
 
-def note_end(attempt: Attempt, failure: AttemptFailure | None) -> None:
-    """Record the end of an attempt."""
-    record = attempt.record
-    if record is not None and record.end is None:
-        record.end = time.monotonic()
-        if failure is not None:
-            record.failure = str(failure)
-            record.failed_worker = failure.worker_name
+class _Choice:
+    __slots__ = ("cut", "finish", "tokens")
+
+    def __init__(self, tokens: Iterable[int], finish: FinishReason | None) -> None:
+        self.tokens = list(tokens)
+        self.finish = finish
+        self.cut = False
+        """Whether its reader ended it, and no worker has reported its end."""
 
 
-def note_way(route: Route | None, attempt: Attempt) -> None:
-    """Record a canary's workers and shape."""
-    if route is None:
-        return
-    revisions = {leg.is_prefill: leg.worker.note.revision for leg in attempt.legs}
-    paired = attempt.placement.prefill is not None
-    route.served_shape = Shape.DISAGGREGATED if paired else Shape.AGGREGATED
-    route.served_prefill = revisions.get(True, "")
-    route.served_decode = revisions.get(False, "")
+class Ledger:
+    """Emitted tokens of a request over all its attempts."""
+
+    def __init__(
+        self,
+        num_choices: int,
+        emitted: Sequence[Sequence[int]] = (),
+        finished: Sequence[int] = (),
+    ) -> None:
+        self._choices = [
+            _Choice(
+                emitted[choice] if choice < len(emitted) else (),
+                FinishReason.STOP if choice in finished else None,
+            )
+            for choice in range(num_choices)
+        ]
+        self._open = sum(choice.finish is None for choice in self._choices)
+        self._told_prompt = False
+        self.num_repeated = 0
+        """Repeated tokens that agreed."""
+
+    @property
+    def done(self) -> bool:
+        return self._open == 0
+
+    @property
+    def told(self) -> bool:
+        """Return whether workers have reported every choice's end."""
+        return self._open == 0 and not any(choice.cut for choice in self._choices)
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the emitted tokens of all choices."""
+        return sum(len(choice.tokens) for choice in self._choices)
+
+    @property
+    def emitted(self) -> tuple[tuple[int, ...], ...]:
+        """Return tokens per choice for a further attempt; () if there are none."""
+        if not any(choice.tokens for choice in self._choices):
+            return ()
+        return tuple(tuple(choice.tokens) for choice in self._choices)
+
+    @property
+    def finished_choices(self) -> tuple[int, ...]:
+        """Return choices that must not be continued."""
+        return tuple(
+            index for index, choice in enumerate(self._choices) if choice.finish is not None
+        )
+
+    def length(self, choice: int) -> int:
+        return len(self._choices[choice].tokens)
+
+    def write(self, output: EngineCoreOutput) -> EngineCoreOutput | None:
+        """Add the new part of ``output`` and return it, or None if nothing is new.
+
+        Raises Contradiction if a token differs, Gap for an impossible position or choice. Tokens
+        after an end that its reader found are ignored.
+        """
+        if not 0 <= output.choice < len(self._choices):
+            raise Gap(f"choice {output.choice} of {len(self._choices)}")
+        choice = self._choices[output.choice]
+        tokens = choice.tokens
+        if output.position == len(tokens) and choice.finish is None:  # the usual case
+            tokens.extend(output.token_ids)
+            return self._finish(choice, output)
+        if choice.cut:
+            choice.cut = output.finish is None
+            return None
+        return self._overlap(choice, output)
+
+    def end(self, choice: int) -> None:
+        """End a choice whose reader has found its end."""
+        ended = self._choices[choice]
+        if ended.finish is None:
+            ended.finish, ended.cut = FinishReason.STOP, True
+            self._open -= 1
+
+    def answered(self) -> None:
+        """Mark the choice of a request without tokens as answered."""
+        (choice,) = self._choices
+        choice.finish = FinishReason.STOP
+        self._open = 0
+
+    def _overlap(self, choice: _Choice, output: EngineCoreOutput) -> EngineCoreOutput | None:
+        tokens, start = choice.tokens, output.position
+        if not 0 <= start <= len(tokens):
+            raise Gap(f"choice {output.choice}: position {start} after {len(tokens)} tokens")
+        known = tokens[start : start + len(output.token_ids)]
+        if tuple(known) != output.token_ids[: len(known)]:
+            raise Contradiction(
+                f"choice {output.choice}, position {start}: "
+                f"{list(output.token_ids[: len(known)])} after {known}"
+            )
+        self.num_repeated += len(known)
+        fresh = output.token_ids[len(known) :]
+        if choice.finish is not None:
+            if fresh:
+                raise Gap(f"choice {output.choice}: {len(fresh)} tokens after its end")
+            return None
+        ends = output.finish is not None and start + len(output.token_ids) == len(tokens)
+        if not (fresh or ends or (output.prompt_logprobs and not self._told_prompt)):
+            return None
+        tokens.extend(fresh)
+        return self._finish(choice, _without(output, len(known)))
+
+    def _finish(self, choice: _Choice, output: EngineCoreOutput) -> EngineCoreOutput:
+        if output.prompt_logprobs is not None:
+            self._told_prompt = True
+        if output.finish is not None:
+            choice.finish = output.finish
+            self._open -= 1
+        return output
+
+
+def _without(output: EngineCoreOutput, count: int) -> EngineCoreOutput:
+    return EngineCoreOutput(
+        request=output.request,
+        attempt=output.attempt,
+        choice=output.choice,
+        position=output.position + count,
+        token_ids=output.token_ids[count:],
+        finish=output.finish,
+        stop_token=output.stop_token,
+        logprobs=None if output.logprobs is None else output.logprobs[count:],
+        prompt_logprobs=output.prompt_logprobs,
+        num_cached_tokens=output.num_cached_tokens,
+    )
 
 
 FIRST_PAUSE = 1.0
@@ -245,6 +318,7 @@ class Job:
         self.metrics = metrics
         self.route = route
         self.recording = recording
+        self.observers: list[Observer] = []
         self.scene: Scene | None = None
         """Last input of placement, if kept."""
         self.request = request
@@ -393,6 +467,19 @@ class Job:
     def remaining_ms(self, loop: asyncio.AbstractEventLoop) -> int:
         """Return the remaining milliseconds, at least 1."""
         return max(1, int((self.deadline - loop.time()) * 1000))
+
+
+class Observer:
+    """Observer of a request's attempts. A method that is not overridden does nothing."""
+
+    def sent(self, job: Job, attempt: Attempt) -> None:
+        """Handle an attempt before it is sent to its workers."""
+
+    def answered(self, job: Job, attempt: Attempt, leg: Leg) -> None:
+        """Handle a leg's first output."""
+
+    def ended(self, job: Job, attempt: Attempt, failure: AttemptFailure | None, now: float) -> None:
+        """Handle the end of an attempt; ``now`` is the loop's time."""
 
 
 def _first_is_long(params: SamplingParams) -> bool:

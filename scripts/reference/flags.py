@@ -11,9 +11,9 @@ from tandem.base.settings import Setting
 from tandem.cli.bench.latency import LatencyConfig
 from tandem.cli.bench.load import LoadConfig
 from tandem.cli.bench.serve import ServeConfig
-from tandem.cli.bench.startup import StartupConfig
 from tandem.cli.bench.throughput import ThroughputConfig
 from tandem.cli.prepare import PrepareConfig
+from tandem.cli.serve.node_agent import NOT_HERE
 from tandem.cli.serve.stack import UpConfig
 from tandem.cli.settings.flags import Section, flag_of, plain_type
 from tandem.cli.settings.logs import LogConfig
@@ -50,7 +50,7 @@ def groups() -> list[tuple[str, Sequence[Section]]]:
         ),
         (
             "`tandem node-agent`",
-            [Section("Node agent", NodeAgentConfig), Section("Logging", LogConfig)],
+            [Section("Node agent", NodeAgentConfig), Section("Logging", LogConfig, NOT_HERE)],
         ),
         ("`tandem operator`", [Section("Operator", OperatorSettings)]),
         ("`tandem prepare`", [Section("Prepare", PrepareConfig)]),
@@ -61,7 +61,6 @@ def groups() -> list[tuple[str, Sequence[Section]]]:
                 Section("Load of serve and throughput", LoadConfig),
                 Section("throughput", ThroughputConfig),
                 Section("latency", LatencyConfig),
-                Section("startup", StartupConfig),
             ],
         ),
     ]

@@ -49,7 +49,7 @@ class Stack(Supervisor):
     def __init__(
         self, roles: Sequence[str], gpus: Sequence[str], told: Mapping[str, Mapping[str, object]]
     ) -> None:
-        super().__init__(UpConfig(model="m", ready_seconds=300.0))
+        super().__init__(UpConfig(model="m"))
         self.children = [Actor(f"{role}-{at}", [role], "") for at, role in enumerate(roles)]
         given = {role: {**CUDA, **told.get(role, {})} for role in ROLES}
         self._turns = Turns(sharers(self.children, gpus, given), patience=300.0)

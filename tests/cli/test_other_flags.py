@@ -168,9 +168,9 @@ def test_keys_are_in_no_process_list():
     given = read_command_line("router", "", router_sections(), rest, environment)
     assert given[RouterConfig]["api_key"] == ("a,b", "d")
     assert given[RouterConfig]["admin_api_key"] == ("c",)
-    config = UpConfig(worker_flags=f"--kv-secret {'s' * 40}")
-    keys = Overrides(flags={"router": ["--api-key", "k1"]})
-    for child in plan(config, "m", ("m",), range(1, 9), [], keys):
+    secret = ["--kv-secret", "s" * 40]
+    keys = Overrides(flags={"router": ["--api-key", "k1"], "prefill": secret, "decode": secret})
+    for child in plan(UpConfig(), "m", ("m",), range(1, 9), [], keys):
         assert not {"k1", "s" * 40} & set(child.arguments)
     assert child.environment["TANDEM_API_KEY"] == '["k1"]'
 

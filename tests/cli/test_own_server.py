@@ -1,4 +1,4 @@
-"""The server that `run-batch` and `bench startup` start for themselves."""
+"""The server that `run-batch` starts for itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tandem.cli.batch.run_batch import run
-from tandem.cli.bench.startup import StartupConfig, start
 from tandem.cli.serve.own_server import own_server
 from tandem.protocol.errors import TandemError
 
@@ -33,48 +32,15 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return log
 
 
-def ready_seconds(words: str) -> list[str]:
-    """Values of the flag in the order in which they stand."""
-    given = words.splitlines()
-    return [given[at + 1] for at, word in enumerate(given) if word == "--ready-seconds"]
-
-
-@pytest.mark.parametrize(
-    ("flags", "values"),
-    [
-        ([], ["900"]),
-        (["--ready-seconds", "1234.5"], ["1234.5"]),
-        (["--serve-flags", "--ready-seconds 7"], ["900", "7"]),
-    ],
-)
-def test_a_batch_gives_its_server_as_long_as_it_waits(
-    flags: list[str], values: list[str], told: Path, tmp_path: Path
-) -> None:
-    """The server's own 300 s would be the end of a large model; who names both is heard."""
-    source = tmp_path / "in.jsonl"
-    source.write_text(CHAT)
-    words = ["-i", str(source), "-o", str(tmp_path / "out"), "--model", "m", *flags]
-    with pytest.raises(TandemError, match="ended with status 7"):
-        run(words)
-    assert ready_seconds(told.read_text()) == values
-
-
 def test_flags_of_a_batchs_server_are_split_as_by_a_shell(told: Path, tmp_path: Path) -> None:
-    """Flags of its worker are one word."""
     source = tmp_path / "in.jsonl"
     source.write_text(CHAT)
-    flags = "--worker-flags='--max-num-seqs 8 --device cpu' --prefill 1"
+    flags = "--torch-profiler-dir='/tmp/a folder' --max-num-seqs 8"
     words = ["-i", str(source), "-o", str(tmp_path / "out"), "--model", "m"]
     with pytest.raises(TandemError, match="ended with status 7"):
         run([*words, "--serve-flags", flags])
     given = told.read_text().splitlines()
-    assert given[-3:] == ["--worker-flags=--max-num-seqs 8 --device cpu", "--prefill", "1"]
-
-
-def test_a_measured_start_may_take_ten_minutes(told: Path) -> None:
-    with pytest.raises(TandemError, match="ended with status 7"):
-        start(StartupConfig(model="m"))
-    assert ready_seconds(told.read_text()) == ["600"]
+    assert given[-3:] == ["--torch-profiler-dir=/tmp/a folder", "--max-num-seqs", "8"]
 
 
 def test_a_server_is_where_it_is_waited_for(
@@ -83,8 +49,10 @@ def test_a_server_is_where_it_is_waited_for(
     """Whatever the environment says, or a config file that it names: it was waited for in vain."""
     monkeypatch.setenv("TANDEM_HOST", "0.0.0.0")
     monkeypatch.setenv("TANDEM_PORT", "9")
+    source = tmp_path / "in.jsonl"
+    source.write_text(CHAT)
     with pytest.raises(TandemError, match="ended with status 7"):
-        start(StartupConfig(model="m"))
+        run(["-i", str(source), "-o", str(tmp_path / "out"), "--model", "m"])
     words = told.read_text().splitlines()
     assert words[words.index("--host") + 1] == "127.0.0.1"
     assert int(words[words.index("--port") + 1]) >= 10_000
@@ -116,7 +84,7 @@ def test_a_server_that_does_not_end_is_ended(
     monkeypatch.setattr(sys, "executable", str(program))
     with (
         log.open("wb") as output,
-        own_server([], ready_seconds=1.0, stop_seconds=0.2, output=output) as server,
+        own_server([], stop_seconds=0.2, output=output) as server,
     ):
         deadline = time.monotonic() + 60.0
         while "deaf" not in log.read_text():
@@ -124,28 +92,3 @@ def test_a_server_that_does_not_end_is_ended(
             assert time.monotonic() < deadline
             time.sleep(0.01)
     assert server.process.returncode == -signal.SIGKILL
-
-
-REFUSES = """#!{python}
-import sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
-
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200 if self.path == "/ready" else 404)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
-"""
-
-
-def test_a_server_that_refuses_ends_a_measured_start_with_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = tmp_path / "python"
-    program.write_text(REFUSES.format(python=sys.executable))
-    program.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(program))
-    with pytest.raises(TandemError, match="did not answer as it should"):
-        start(StartupConfig(model="m"))

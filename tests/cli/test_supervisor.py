@@ -43,7 +43,7 @@ class Stack(Supervisor):
 
     def __init__(self) -> None:
         (port,) = free_ports(1)
-        super().__init__(UpConfig(model="m", port=port, prefill=0, ready_seconds=300.0))
+        super().__init__(UpConfig(model="m", port=port, prefill=0))
 
     def _prepare(self, dummy: bool) -> tuple[str, tuple[str, ...]]:
         self.now += 3600.0

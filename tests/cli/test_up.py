@@ -69,7 +69,8 @@ def test_a_taken_port_is_found_before_the_model_is_looked_at(capsys: pytest.Capt
         ("--host nonsense.invalid", "host: 'nonsense.invalid'"),
         ("--prefill -1", "prefill: -1 is not allowed; an integer, 0 to 64"),
         ("--log-level loud", "one of debug, info, warning, error"),
-        ("--ready-seconds nan", "ready_seconds: nan"),
+        ("--ready-seconds 9", "--ready-seconds is not a flag of `tandem up`"),
+        ("--worker-flags x", "--worker-flags is not a flag of `tandem up`"),
         ("--modle x", "--modle is not a flag of `tandem up`; --model is"),
         ("surplus", f"'surplus' is not allowed here; the model is '{NOWHERE}'"),
         ("--max-num-seqs x", "--max-num-seqs: 'x' is not allowed; an integer"),
@@ -86,16 +87,14 @@ def test_a_taken_port_is_found_before_the_model_is_looked_at(capsys: pytest.Capt
         ("--router.max-attempts=0", "flags of the router: max_attempts: 0"),
         ("--decode.enforce-eager --decode.max-num-seqs 0", "decode workers: max_num_seqs: 0"),
         ("--oven.heat 3", "--oven.heat is not a flag of `tandem up`"),
-        ("--worker-flags --enforce-eagr", "--enforce-eagr is not a flag of `tandem prefill`"),
-        ("--worker-flags '--max-num-seqs x'", "--max-num-seqs: 'x' is not allowed; an integer"),
+        ("--enforce-eagr", "--enforce-eagr is not a flag of `tandem up`; --enforce-eager is"),
         ("--decode.max-num-seqs=-4", "decode workers: max_num_seqs: -4"),
         ("--prefill.kv-send-slots 0", "prefill workers: kv_send_slots: 0"),
         ("--router.api-key=", "api-key: [''] is not allowed"),
-        ("--worker-flags '\"'", "No closing quotation"),
-        ("--worker-flags '--host 0.0.0.0'", "--allow-plaintext"),
+        ("--prefill.host 0.0.0.0", "--allow-plaintext"),
         ("--decode.probe-port 19101", "decode workers: --probe-port is not allowed here"),
         ("--prefill.kv-data-port=7", "prefill workers: --kv-data-port is not allowed"),
-        ("--worker-flags '--port 19100'", "prefill workers: --port is not allowed here"),
+        ("--prefill.port 19100", "prefill workers: --port is not allowed here"),
         ("--decode.model other", "decode workers: --model is not allowed here; give --model to"),
         ("--router.port 9000", "the router: --port is not allowed here; give --port to the stack"),
         ("--router.host ::", "the router: --host is not allowed here"),
@@ -109,13 +108,6 @@ def test_a_wrong_word_is_named_before_the_model_is_looked_at(
     (port,) = free_ports(1)
     own = "" if "--port" in words else f"--port {port}"
     assert said in refused(f"up --model {NOWHERE} {own} {words}", capsys)
-
-
-def test_flags_for_processes_may_be_given_as_a_word_of_their_own():
-    """``--worker-flags "--x"`` means what ``--worker-flags=--x`` means."""
-    for words in (["--worker-flags", "--enforce-eager"], ["--worker-flags=--enforce-eager"]):
-        given = parse("up", "", [Section("Stack", UpConfig)], [*words, "--prefill", "2"])
-        assert given[UpConfig] == {"worker_flags": "--enforce-eager", "prefill": 2}
 
 
 def test_the_model_may_stand_without_its_flag(capsys: pytest.CaptureFixture[str]):
@@ -237,12 +229,6 @@ def test_settings_of_the_environment_count_for_the_bound(monkeypatch: pytest.Mon
     monkeypatch.delenv("TANDEM_MAX_ITL_MS")
     monkeypatch.setenv("TANDEM_STRICT_HANDOFF", "true")
     assert bounds_of_steps("--device cuda")["decode"] is None
-
-
-def test_quoted_words_of_such_a_string_stay_together():
-    config = UpConfig(worker_flags="--torch-profiler-dir '/tmp/a folder'", prefill=0)
-    decode, _ = plan(config, "model", ("name",), [1, 2, 3, 4], [])
-    assert decode.arguments[-2:] == ["--torch-profiler-dir", "/tmp/a folder"]
 
 
 def test_an_empty_key_from_the_environment_is_refused(

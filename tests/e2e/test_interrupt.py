@@ -27,7 +27,7 @@ class Up:
         self.log = log
         words = ["up", "--model", str(model), "--served-model-name", "smol"]
         words += ["--port", str(self.port), "--router.drain-timeout", "120"]
-        words += ["--worker-flags", "--num-gpu-blocks-override 512 --drain-seconds 120"]
+        words += ["--num-gpu-blocks-override", "512", "--drain-seconds", "120"]
         with log.open("wb") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tandem.cli", *words], stdout=out, stderr=out

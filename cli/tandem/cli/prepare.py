@@ -32,8 +32,9 @@ class PrepareConfig:
         "Folder to fill, completely or not at all. Default: read --model in place, or from "
         "the cache.",
     )
-    source_revision: str | None = setting(None, "Branch, tag or commit of a hub id.")
-    package_version: str | None = setting(None, "Required version of a package.")
+    source_revision: str | None = setting(
+        None, "Branch, tag or commit of a hub id; required version of a package."
+    )
     report: str = setting("", "File for the report. Default: standard output.")
 
 
@@ -61,10 +62,8 @@ def described(config: PrepareConfig) -> dict[str, Any]:
     """Return facts about the model. Other sources than folders are prepared first."""
     from tandem.hub import prepare
 
-    _check_package(config)
-    prepared = prepare(
-        config.model, revision=config.source_revision, progress=False, check=_check_servable
-    )
+    revision = _revision(config)
+    prepared = prepare(config.model, revision=revision, progress=False, check=_check_servable)
     return {**_facts(prepared), "path": str(prepared.path), "revision": prepared.revision}
 
 
@@ -104,12 +103,12 @@ def _fetch(config: PrepareConfig, target: Path, note: str) -> None:
     from tandem.hub.cache import build_once
     from tandem.operator.desired.model import JOB_DEADLINE
 
-    _check_package(config)
+    revision = _revision(config)
 
     def build(folder: Path) -> None:
         prepared = prepare(
             config.model,
-            revision=config.source_revision,
+            revision=revision,
             cache_dir=scratch,
             progress=False,
             check=_check_servable,
@@ -121,24 +120,22 @@ def _fetch(config: PrepareConfig, target: Path, note: str) -> None:
     shutil.rmtree(scratch, ignore_errors=True)  # no longer used: the target exists
 
 
-def _check_package(config: PrepareConfig) -> None:
-    """Raise UnsupportedModel unless the package has the requested version."""
+def _revision(config: PrepareConfig) -> str | None:
+    """Return the revision for the source; a package has none.
+
+    Raises UnsupportedModel unless the package has the requested version.
+    """
     from tandem.hub import UnsupportedModel
     from tandem.hub.source import Package, parse
 
-    if config.package_version is None:
-        return
+    wanted = config.source_revision
     source = parse(config.model)
-    if not isinstance(source, Package):
-        raise UnsupportedModel(
-            f"package_version: {config.package_version!r} was given with {config.model!r}; only "
-            f"package:NAME has versions"
-        )
+    if wanted is None or not isinstance(source, Package):
+        return wanted
     there = _version(source.name)
-    if there != config.package_version:
-        raise UnsupportedModel(
-            f"model: {config.model} is installed as {there}, not {config.package_version}"
-        )
+    if there != wanted:
+        raise UnsupportedModel(f"model: {config.model} is installed as {there}, not {wanted}")
+    return None
 
 
 def _link(source: str, target: str) -> None:

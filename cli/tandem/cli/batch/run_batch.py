@@ -150,11 +150,8 @@ def _server(options: argparse.Namespace) -> Iterator[str]:
         yield options.url
         return
     flags = ["--model", options.model, *words("--serve-flags", options.serve_flags)]
-    seconds = options.ready_seconds
-    with own_server(
-        flags, ready_seconds=seconds, stop_seconds=STOP_SECONDS, output=sys.stderr
-    ) as server:
-        server.wait_ready(seconds, poll=_POLL)
+    with own_server(flags, stop_seconds=STOP_SECONDS, output=sys.stderr) as server:
+        server.wait_ready(options.ready_seconds, poll=_POLL)
         yield server.url
 
 
@@ -193,7 +190,7 @@ def _answer(
             batch = asyncio.run(ask())
         except ServerGone:
             raise OSError(
-                f"no server answers at {url}; what was answered is in {partial}"
+                f"no server answers at {url}; the answers received are in {partial}"
             ) from None
     if (done := batch.answered + batch.failed) != total:
         raise OSError(

@@ -1,4 +1,4 @@
-"""`tandem bench WHAT`: how fast a server, an engine or a start is; flags follow vLLM's."""
+"""`tandem bench WHAT`: how fast a server or an engine is; flags follow vLLM's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ KINDS = {
     "latency": "One batch on an engine in this process, again and again.",
     "throughput": "Many prompts on an engine in this process, all at once.",
     "kernels": "Each kernel of a decoder layer on this device, against its roofline.",
-    "startup": "Seconds from the start of a server's process to its first token.",
 }
 
 

@@ -197,7 +197,7 @@ def operator_settings(cluster: Cluster, where: str) -> OperatorSettings:
         words = [*(container.get("command") or ()), *(container.get("args") or ())]
         if "operator" in words:
             return _settings(words[words.index("operator") + 1 :], container, namespace)
-    raise InvalidParameter("--operator", where, f"{allowed}; no container of it runs one")
+    raise InvalidParameter("--operator", where, f"{allowed}; no container in it runs the operator")
 
 
 def _settings(words: list[str], container: dict[str, Any], namespace: str) -> OperatorSettings:

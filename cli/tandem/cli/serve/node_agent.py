@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from tandem.kvtransfer.nodeagent.server import NodeAgent
 
 logger = logging.getLogger(__name__)
+NOT_HERE = frozenset({"log_format"})
+"""Settings of the log that an agent lacks."""
 
 
 def run(argv: list[str]) -> int:
     """Serve until a signal; with ``--status``, print the agent's counters."""
-    sections = [Section("Node agent", NodeAgentConfig), Section("Logging", LogConfig)]
+    sections = [Section("Node agent", NodeAgentConfig), Section("Logging", LogConfig, NOT_HERE)]
     given: dict[type, dict[str, Any]] = parse("node-agent", __doc__.splitlines()[0], sections, argv)
     config, log = NodeAgentConfig(**given[NodeAgentConfig]), LogConfig(**given[LogConfig])
-    set_up_logging(log.log_level, log.log_format)
+    set_up_logging(log.log_level)
     if config.status:
         from tandem.kvtransfer.nodeagent.run import status_of
 

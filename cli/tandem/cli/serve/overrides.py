@@ -21,7 +21,6 @@ from tandem.protocol.names import ENV_PREFIX
 ROLES = ("prefill", "decode", "router")
 FILLED = frozenset({
     "model", "revision", "served_model_name", "host", "port", "probe_port", "log_level",
-    "log_format",
     "kv_control_host", "kv_control_port", "kv_data_port",
 })  # fmt: skip
 """Settings that the stack sets for each worker, or has itself."""

@@ -57,24 +57,23 @@ class OwnServer:
                 time.sleep(poll)
 
 
-def command(port: int, ready_seconds: float, flags: Sequence[str]) -> list[str]:
+def command(port: int, flags: Sequence[str]) -> list[str]:
     """Return the command line. The address is set here; ``flags`` have precedence."""
     words = [sys.executable, "-m", "tandem.cli", "serve", "--host", LOOPBACK, "--port", str(port)]
-    return [*words, "--ready-seconds", f"{ready_seconds:g}", *flags]
+    return [*words, *flags]
 
 
 def check_flags(param: str, flags: Sequence[str]) -> None:
     """Raise InvalidParameter for flags that change the address."""
     for word in flags:
         if word.partition("=")[0] in ("--host", "--port"):
-            raise InvalidParameter(param, word, f"no address: it has a free port of {LOOPBACK}")
+            raise InvalidParameter(param, word, f"unset: the server uses a free port of {LOOPBACK}")
 
 
 @contextmanager
 def own_server(
     flags: Sequence[str],
     *,
-    ready_seconds: float,
     stop_seconds: float,
     output: IO[Any],
 ) -> Iterator[OwnServer]:
@@ -84,7 +83,7 @@ def own_server(
     """
     (port,) = free_ports(1)
     process = subprocess.Popen(
-        command(port, ready_seconds, flags),
+        command(port, flags),
         stdout=output,
         stderr=subprocess.STDOUT,
         env={**os.environ, ENV_PARENT: str(os.getpid())},

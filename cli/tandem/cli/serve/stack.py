@@ -12,14 +12,12 @@ from http.client import HTTPException
 from tandem.base.settings import (
     check_choices,
     check_integer,
-    check_positive,
     setting,
 )
 from tandem.cli.serve.children import Child
 from tandem.cli.serve.gpus import environment_of
 from tandem.cli.serve.listening import DIRECT, LOOPBACK
 from tandem.cli.serve.overrides import FOR_ALL, Overrides
-from tandem.cli.settings.command import words
 from tandem.cli.settings.secret_flags import take_secrets
 from tandem.hub.source import DEFAULT_MODEL
 from tandem.protocol.names import ROUTER_PORT
@@ -98,6 +96,8 @@ def _requests(child: Child) -> int:
 
 
 MAX_WORKERS = 64
+READY_SECONDS = 900.0
+"""Seconds in which started processes must be able to serve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,24 +115,16 @@ class UpConfig:
     decode: int = setting(1, "Decode workers. 0: prefill workers serve vectors and scores only.")
     host: str = setting("127.0.0.1", "Address on which the router listens.")
     port: int = setting(ROUTER_PORT, "Port on which the router listens.")
-    worker_flags: str = setting("", "Further flags for every worker, as one string.")
-    ready_seconds: float = setting(
-        300.0, "Time in which started processes must be able to serve.", unit="s"
-    )
     log_level: str = setting(
         "info",
         "Lowest level of the processes' messages to show.",
         choices=("debug", "info", "warning", "error"),
-    )
-    log_format: str = setting(
-        "text", "Format of log lines: text, or one JSON object each.", choices=("text", "json")
     )
 
     def __post_init__(self) -> None:
         check_integer("prefill", self.prefill, 0, MAX_WORKERS)
         check_integer("decode", self.decode, 0 if self.prefill else 1, MAX_WORKERS)
         check_integer("port", self.port, 1, 65535)
-        check_positive("ready_seconds", self.ready_seconds)
         check_choices(self)
 
 
@@ -157,15 +149,14 @@ def plan(
     gpus: list[str],
     overrides: Overrides = Overrides(),  # noqa: B008 - frozen, and holds nothing
 ) -> list[Child]:
-    """Return a stack's processes, the router last. Raises InvalidParameter for an open quote."""
+    """Return a stack's processes, the router last."""
     numbers = iter(ports)
     shared = ["--served-model-name", names[0], "--log-level", config.log_level]
-    shared += ["--log-format", config.log_format]
     children: list[Child] = []
     workers: list[int] = []
-    for role, index, flags in _roles(config):
+    for role, index in _roles(config):
         own = Ports(next(numbers), next(numbers), next(numbers), next(numbers))
-        further = [*shared, *flags, *overrides.flags.get(role, ())]
+        further = [*shared, *overrides.flags.get(role, ())]
         child = worker_child(role, index, model, own, further)
         child.environment = {**overrides.environment, **environment_of(len(children), gpus)}
         workers.append(own.worker)
@@ -183,11 +174,10 @@ def plan(
     return [*children, router]
 
 
-def _roles(config: UpConfig) -> Iterator[tuple[str, int, list[str]]]:
-    every = words("worker_flags", config.worker_flags)
+def _roles(config: UpConfig) -> Iterator[tuple[str, int]]:
     for role, count in (("prefill", config.prefill), ("decode", config.decode)):
         for index in range(count):
-            yield role, index, every
+            yield role, index
 
 
 def worker_child(role: str, index: int, model: str, ports: Ports, extra: list[str]) -> Child:

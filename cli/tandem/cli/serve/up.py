@@ -46,6 +46,7 @@ from tandem.cli.serve.overrides import (
 )
 from tandem.cli.serve.stack import (
     PORTS_PER_WORKER,
+    READY_SECONDS,
     Graces,
     UpConfig,
     plan,
@@ -55,7 +56,7 @@ from tandem.cli.serve.stack import (
 from tandem.cli.serve.stack_dump import dump_on_signal
 from tandem.cli.settings.command import parse
 from tandem.cli.settings.flags import Section
-from tandem.cli.settings.logs import json_line, set_up_logging
+from tandem.cli.settings.logs import set_up_logging
 from tandem.cli.settings.secret_flags import ENV_API_KEY
 from tandem.engine.config import ModelFacts
 from tandem.engine.config.engine import resolve_device
@@ -161,7 +162,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Check, prepare, start, watch and stop the stack."""
-        set_up_logging(self.config.log_level, self.config.log_format)
+        set_up_logging(self.config.log_level)
         dump_on_signal()
         for number in SIGNALS:
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
@@ -255,7 +256,7 @@ class Supervisor:
         gpus = visible_gpus()
         children = plan(config, path, names, ports, gpus, self.overrides)
         shared = sharers(children, gpus, self._engines)
-        self._turns = Turns(shared, patience=config.ready_seconds)
+        self._turns = Turns(shared, patience=READY_SECONDS)
         meeting = meeting_folder() if gpus and config.prefill and config.decode else {}
         secret = os.environ.get(ENV_SECRET) or secrets.token_hex(32)
         for child in children:  # by the environment: command lines are public
@@ -272,11 +273,11 @@ class Supervisor:
         self._stop.set()
 
     def _wait_ready(self, started: float) -> bool:
-        deadline = started + self.config.ready_seconds
+        deadline = started + READY_SECONDS
         waiting = list(self.children)
         while waiting and not self._stop.wait(POLL_SECONDS):
             if self._start_due():
-                deadline = time.monotonic() + self.config.ready_seconds
+                deadline = time.monotonic() + READY_SECONDS
             for child in self.children:
                 if child.exit_code is not None:
                     when = "before it served" if child in waiting else "while others started"
@@ -288,14 +289,14 @@ class Supervisor:
                     self._say(f"{child.name} ready after {time.monotonic() - child.started:.1f} s")
             if time.monotonic() > deadline:
                 names = ", ".join(child.name for child in waiting)
-                self._say(f"not ready within {self.config.ready_seconds:g} s: {names}")
+                self._say(f"not ready within {READY_SECONDS:g} s: {names}")
                 return False
         return not waiting
 
     def _greet(self, name: str) -> None:
         url = router_url(self.config.host, self.config.port)
         self._say(f"serving {name} at {url}")
-        if self._request is not None and self.config.log_format == "text":
+        if self._request is not None:
             print(greeting(url, name, self._request, has_keys=self._has_keys), flush=True)
 
     def _watch(self) -> int:
@@ -314,10 +315,7 @@ class Supervisor:
 
     def _say(self, text: str) -> None:
         with suppress(OSError):  # the terminal may be closed: processes still have to end
-            if self.config.log_format == "json":
-                print(json_line("info", __name__, text), file=sys.stderr, flush=True)
-            else:
-                print(f"tandem | {text}", flush=True)
+            print(f"tandem | {text}", flush=True)
 
 
 def meeting_folder() -> dict[str, str]:

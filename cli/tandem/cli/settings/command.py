@@ -20,7 +20,6 @@ from tandem.cli.settings.flags import (
     Section,
     add_flags,
     environment,
-    flag_of,
     read_settings,
 )
 from tandem.llm.other_servers import (
@@ -94,7 +93,7 @@ def _long(words: Sequence[str], known: Collection[str]) -> Iterator[str]:
 
 
 def _after_value(rest: Iterator[str], *, is_switch: bool) -> str | None:
-    """Skip a flag's value; return the next word if it has none."""
+    """Skip the value of a flag. Return the next word instead if the flag has no value."""
     word = next(rest, None)
     if word is None or word.startswith("--"):
         return word
@@ -116,8 +115,6 @@ def check_place(param: str, path: str | None) -> None:
 _ARGUMENT = re.compile(r"argument (?P<flag>\S+): (?P<what>.*)", re.DOTALL)
 _WRONG_TYPE = re.compile(r"invalid (?P<kind>int|float) value: (?P<value>.*)", re.DOTALL)
 NAMES = "served_model_name"
-_OF_FLAGS = "_flags"
-"""Suffix of settings whose value is a list of flags."""
 
 
 class UsageError(TandemError):
@@ -211,28 +208,12 @@ def read_command_line(
         argv = translated(argv, parser.flags, command)
     except RefusedFlag as error:
         raise UsageError(str(error), f"tandem {command}") from None
-    parsed = parser.read(_joined(argv, sections), takes_model=takes_model)
+    parsed = parser.read(argv, takes_model=takes_model)
     if takes_model and parsed.model is None and len(getattr(parsed, NAMES, None) or ()) > 1:
         names = " ".join(getattr(parsed, NAMES))
         text = f"--served-model-name: {names!r} may hold the model; give it first, or by --model"
         raise UsageError(text, f"tandem {command}")
     return read_settings(parsed, sections, environ)
-
-
-def _joined(argv: Sequence[str], sections: Sequence[Section]) -> list[str]:
-    """Return ``--worker-flags "--x"`` as ``--worker-flags=--x``."""
-    names = {
-        flag_of(each.name)
-        for section in sections
-        for each in section.flags()
-        if each.name.endswith(_OF_FLAGS)
-    }
-    words: list[str] = []
-    rest = iter(argv)
-    for word in rest:
-        following = next(rest, None) if word in names else None
-        words.append(word if following is None else f"{word}={following}")
-    return words
 
 
 def words(setting: str, value: str) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import sys
-import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -47,27 +46,19 @@ class JsonLines(logging.Formatter):
     """Formatter that writes one JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        said = _object(record.created, record.levelname.lower(), record.name, record.getMessage())
+        when = datetime.fromtimestamp(record.created, UTC)
+        said = {
+            "time": when.isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
         for name in ("request_id", "trace_id"):
             if value := getattr(record, name, ""):
                 said[name] = value
         if record.exc_info:
             said["exception"] = self.formatException(record.exc_info)
         return json.dumps(said, ensure_ascii=False)
-
-
-def json_line(level: str, logger: str, message: str) -> str:
-    """Return a line as ``JsonLines`` writes it."""
-    return json.dumps(_object(time.time(), level, logger, message), ensure_ascii=False)
-
-
-def _object(when: float, level: str, logger: str, message: str) -> dict[str, str]:
-    return {
-        "time": datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds"),
-        "level": level,
-        "logger": logger,
-        "message": message,
-    }
 
 
 def set_up_logging(level: str, log_format: str = "text") -> None:

@@ -72,7 +72,7 @@ def _read(path: Path) -> str:
         state = os.fstat(file.fileno())
         secret = file.read().strip()
     if state.st_uid != os.geteuid() or state.st_mode & 0o077 or len(secret) < SECRET_BYTES:
-        allowed = f"a secret, as {path} is not this user's alone, or holds none; remove it"
+        allowed = f"a secret: other users can access {path}, or it has none; remove it"
         raise InvalidParameter("kv_secret", "", allowed)
     return secret
 

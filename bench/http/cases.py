@@ -115,19 +115,3 @@ def cases(scale: int = 1) -> list[Case]:
     only = {"ITL p50": decode_only_gap}
     found.append(case("decode 256 at 1024", 256, 1, (1024, 256), figures=only))
     return found
-
-
-ASKED: dict[tuple[str, str], tuple[str, str]] = {
-    ("decode 1 at 512", "TPOT p50"): ("5.14", "4.4 (4.0)"),
-    ("prompt of 512", "TTFT"): ("17.4", "14 (12)"),
-    ("prompt of 2048", "TTFT"): ("53", "48 (43)"),
-    ("prompt of 8192", "TTFT"): ("222", "210 (192)"),
-    ("prompt of 30000", "TTFT"): ("1117", "1090 (1000)"),
-    ("prompts of 4096 in a row", "prompt tok/s"): ("41,100", "43,000 (46,000)"),
-    ("streams, 32", "ITL p50"): ("6.6", "5.8 (5.5)"),
-    ("streams, 64", "ITL p50"): ("8.0", "7.1 (6.7)"),
-    ("streams, 64", "tok/s"): ("4,621", "5,000 (5,400)"),
-    ("streams, 256", "tok/s"): ("5,945", "6,300 (6,800)"),
-    ("decode 256 at 1024", "ITL p50"): ("19.3", "18.0 (16.8)"),
-}
-"""What vLLM 0.26 did on the same kind of machine, and what is asked (stretch in brackets)."""

@@ -3,9 +3,7 @@
 How long KV that a prefill worker has computed takes from WANT until a decode worker may use it
 (COMMITTED), for prompts of several lengths whose blocks are scattered at both ends, by connector.
 Blocks are those of Qwen3-8B at 64 tokens (9 MiB). Services are the real ones, in a process each;
-engines are scripted. ``--isolated`` (root, Linux) puts each process where a pod's would be: own
-PID, IPC, UTS and mount namespaces, an unprivileged user without capabilities, a /dev with the two
-GPUs alone; the network they share. Bytes are compared. Writes fabric.json and prints a table.
+engines are scripted. Bytes are compared. Writes fabric.json and prints a table.
 Without GPUs: ``--device cpu --connectors shm --scale 4``.
 """
 
@@ -13,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import statistics
 import subprocess
@@ -30,7 +27,6 @@ from typing import Any
 import torch
 from prometheus_client import CollectorRegistry
 
-from tandem.cli.serve.gpus import environment_of
 from tandem.kvtransfer import events
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.service.consumer import HandoffConsumer
@@ -48,8 +44,6 @@ LAYOUT = KVLayout(
 )
 ROUTER = b"R" * 16
 SECONDS = 60.0
-UNPRIVILEGED = 65532
-"""User and group of workers that are isolated."""
 PHASES = ("read", "load", "commit")
 
 
@@ -218,17 +212,9 @@ class Child:
     ) -> None:
         words = [sys.executable, *program, "--role", role, "--connectors", connector]
         words += ["--device", asked.device, "--blocks", str(asked.blocks), "--folder", asked.folder]
-        environment = dict(os.environ)
-        if asked.isolated:
-            words = isolated(words)
-            # Its own first, as `tandem up` says it: a driver that does not see the peer's GPU
-            # copies from it more slowly.
-            names = [str(each) for each in range(torch.cuda.device_count())]
-            environment |= {"HOME": asked.folder} | environment_of(gpu, names)
-        else:
-            words += ["--gpu", str(gpu)]
+        words += ["--gpu", str(gpu)]
         self.process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         _, self.control, self.incarnation = self.answer()
 
@@ -260,40 +246,6 @@ class Child:
             self.process.wait(20)
         except subprocess.TimeoutExpired:
             self.process.kill()
-
-
-def isolated(words: list[str]) -> list[str]:
-    """The command as a pod would run it."""
-    nodes = "/dev/nvidiactl /dev/nvidia-uvm /dev/nvidia[0-9]* /dev/null /dev/zero /dev/*random"
-    script = (
-        f'shopt -s nullglob; place=$(mktemp -d) && cp -a {nodes} "$place" && '
-        'mount -t tmpfs tmpfs /dev && cp -a "$place"/* /dev/ && rm -r "$place" && '
-        "chmod 755 /dev && mkdir /dev/shm && chmod 1777 /dev/shm && "
-        f"exec setpriv --reuid {UNPRIVILEGED} --regid {UNPRIVILEGED} --clear-groups "
-        "--bounding-set -all "
-        '--no-new-privs "$0" "$@"'
-    )
-    unshare = ["unshare", "--fork", "--pid", "--mount-proc", "--ipc", "--uts", "--mount"]
-    return [*unshare, "bash", "-c", script, *words]
-
-
-@contextmanager
-def agent_for(connector: str, folder: str) -> Iterator[None]:
-    """`tandem node-agent` in a process of its own, where the connector wants one."""
-    if not connector.endswith("_agent"):
-        yield
-        return
-    words = [sys.executable, "-m", "tandem.cli", "node-agent", "--kv-node-folder", folder]
-    process = subprocess.Popen([*words, "--agent-group", str(UNPRIVILEGED)])
-    try:
-        end = time.monotonic() + SECONDS
-        while not (Path(folder) / "agent.sock").exists():
-            assert time.monotonic() < end, "no agent"
-            time.sleep(0.05)
-        yield
-    finally:
-        process.terminate()
-        process.wait(SECONDS)
 
 
 @contextmanager
@@ -349,7 +301,6 @@ def main() -> None:
     parser.add_argument("--scale", type=int, default=1, help="divide the lengths")
     parser.add_argument("--blocks", type=int, default=1024, help="of each end")
     parser.add_argument("--gpus", type=int, nargs=2, default=(0, 1), help="0 0: one for both")
-    parser.add_argument("--isolated", action="store_true")
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     parser.add_argument("--role", help=argparse.SUPPRESS)
     parser.add_argument("--gpu", type=int, default=0, help=argparse.SUPPRESS)
@@ -357,21 +308,18 @@ def main() -> None:
     if asked.role:
         Worker(asked.role, asked).serve()
         return
-    found: dict[str, Any] = {"isolated": asked.isolated}
+    found: dict[str, Any] = {}
     if asked.device == "cuda":
         found["gpus"] = [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())]
     asked.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o777)
         asked.folder = folder
         for connector in asked.connectors.split(","):
-            with agent_for(connector, folder):
-                found[connector] = measured(asked, connector)
+            found[connector] = measured(asked, connector)
             for tokens, row in found[connector].items():
                 shown = {name: round(value, 3) for name, value in row.items()}
                 print(connector, tokens, shown, flush=True)
-    name = "fabric_isolated.json" if asked.isolated else "fabric.json"
-    (asked.out / name).write_text(json.dumps(found, indent=1) + "\n")
+    (asked.out / "fabric.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

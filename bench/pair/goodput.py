@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import gc
 import json
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -206,7 +207,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder, flags = made.served(args.model, Path(place), args.worker_flags)
         for shape in args.shapes.split(","):
-            up = ["up", "--model", folder, f"--worker-flags={flags}", *SHAPES[shape]]
+            up = ["up", "--model", folder, *shlex.split(flags), *SHAPES[shape]]
             log = args.out / f"{shape.replace(' ', '-')}.log"
             with serving(up, args.port, log) as server:
                 for each in args.loads.split(","):

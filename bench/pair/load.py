@@ -122,7 +122,7 @@ def main() -> None:
         if folder is None:
             folder = str(made.write(Path(place) / "qwen3-8b"))
             flags += " --load-format dummy"
-        up = ["up", "--model", folder, f"--worker-flags={flags}"]
+        up = ["up", "--model", folder, *shlex.split(flags)]
         up += ["--prefill", "0" if args.replicas else "1"]
         up += ["--decode", "2" if args.replicas else "1"]
         up += shlex.split(args.up_flags)

@@ -58,12 +58,12 @@ def arguments() -> argparse.Namespace:
 @contextmanager
 def both(args: argparse.Namespace, folder: str, flags: str) -> Iterator[tuple[Server, Server]]:
     """A pair of workers and one alone, started together."""
-    flags = f"--worker-flags={flags} {args.worker_flags}"
+    every = shlex.split(f"{flags} {args.worker_flags}")
     # Without a cache D brings all that P has, so that a prompt sent again is a hand-off alone.
-    pair = ["up", "--model", folder, flags, "--decode.no-enable-prefix-caching"]
+    pair = ["up", "--model", folder, *every, "--decode.no-enable-prefix-caching"]
     pair += ["--prefill", "1", "--decode", "1", *shlex.split(args.up_flags)]
     # Started last: its share counts what the prefill worker has taken of the same GPU.
-    alone = ["serve", "--model", folder, f"{flags} --gpu-memory-utilization 0.9"]
+    alone = ["serve", "--model", folder, *every, "--gpu-memory-utilization", "0.9"]
     log = args.out / f"pair-{re.sub('[^a-z0-9]+', '-', Path(folder).name.lower())}.log"
     with ExitStack() as stack:
         two = stack.enter_context(serving(pair, args.port, log, SHOW_TRANSPORT))

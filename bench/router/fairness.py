@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import shlex
 import signal
 import statistics
 import subprocess
@@ -137,7 +138,7 @@ def main() -> int:
     options = parser.parse_args()
     port, rpc_port = free_ports(2)
     flags = [options.model, "--port", str(port), "--prefill", str(options.prefill)]
-    flags += [f"--worker-flags={options.worker_flags}"]
+    flags += shlex.split(options.worker_flags)
     flags += ["--router.api-key", VICTIM, "--router.api-key", HOG]
     flags += ["--router.grpc-port", str(rpc_port)]
     line = subprocess.Popen([sys.executable, "-m", "tandem.cli", "up", *flags])

@@ -1,26 +1,18 @@
 """What the tuner writes into a device's table."""
 
 import json
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from tandem.kernels.gemm import table
 
-BENCH = Path(__file__).parents[2] / "bench" / "kernels"
-
 
 @pytest.fixture
-def tune(monkeypatch):
+def tune():
     pytest.importorskip("triton")
-    monkeypatch.syspath_prepend(str(BENCH))
-    spec = spec_from_file_location("tune_gemm", BENCH / "tune_gemm.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return import_module("scripts.tune_gemm")
 
 
 def entry(outputs, us):

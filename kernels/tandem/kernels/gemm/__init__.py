@@ -1,6 +1,6 @@
 """Products with the weights of linear layers, for any number of rows, and the ops next to them.
 
-At up to 128 rows a kernel of the device's table (tables/, made by bench/kernels/tune_gemm.py) may
+At up to 128 rows a kernel of the device's table (tables/, made by scripts/tune_gemm.py) may
 replace cuBLAS; otherwise torch multiplies. A backend may fold in the norm before a product and the
 residual addition or activation after it.
 """

@@ -1,8 +1,7 @@
 """Form of a product that is in no table, on a Hopper device that has a table.
 
-Derived from measurements on an H200 (bench/kernels: `tune_gemm.py --times`, `rule_gemm.py`;
-docs/kernels.md). There is no form above 64 rows, where cuBLAS is as fast, or if no tile divides the
-shape.
+Derived from measurements on an H200 (`scripts/tune_gemm.py --times`; docs/kernels.md). There is no
+form above 64 rows, where cuBLAS is as fast, or if no tile divides the shape.
 """
 
 from __future__ import annotations

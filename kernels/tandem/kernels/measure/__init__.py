@@ -1,1 +1,1 @@
-"""Measurements of kernels against their rooflines, for `tandem bench kernels` and bench/kernels."""
+"""Measurements of kernels against their rooflines, for `tandem bench kernels`."""

@@ -39,8 +39,6 @@ class Case:
     q: Tensor
     kv_cache: Tensor
     batch: PagedBatch
-    lengths: list[int]
-    queries: list[int]
 
     def layer(self, index: int) -> Tensor:
         """Return one layer's view of the KV cache: [blocks, K|V, kv_heads, page, head_dim]."""
@@ -75,35 +73,7 @@ def make_case(
         max(queries),
         max(lengths),
     )
-    return Case(q, kv_cache, batch, lengths, queries)
-
-
-def error(case: Case, layer: int, out: Tensor, scale: float) -> float:
-    """Return the largest ||out - ref|| / ||ref|| over the sequences, ref in float64 on the first
-    heads."""
-    worst, row, kv = 0.0, 0, case.layer(layer)
-    group = out.shape[1] // kv.shape[2]
-    for s, (n, m) in enumerate(zip(case.lengths, case.queries, strict=True)):
-        if s < 48:
-            blocks = case.batch.block_tables[s, : -(-n // kv.shape[3])].long()
-            h = s % kv.shape[2]
-            k, v = kv[blocks][:, :, h].transpose(0, 1).reshape(2, -1, kv.shape[4])[:, :n].double()
-            for a in range(0, m, 1024):
-                b = min(a + 1024, m)
-                q = case.q[layer, row + a : row + b, h * group : (h + 1) * group].double()
-                seen = torch.arange(n, device=q.device) <= torch.arange(
-                    n - m + a, n - m + b, device=q.device
-                ).unsqueeze(1)
-                scores = torch.einsum("tgd,nd->tgn", q, k) * scale
-                p = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1)
-                want = torch.einsum("tgn,nd->tgd", p, v)
-                got = out[row + a : row + b, h * group : (h + 1) * group].double()
-                gap = float((got - want).norm() / want.norm())
-                worst = gap if gap > worst or gap != gap else worst
-                if gap != gap:
-                    return gap
-        row += m
-    return worst
+    return Case(q, kv_cache, batch)
 
 
 L2_BYTES = 60 << 20
@@ -131,11 +101,10 @@ def call_us(run: Callable[[], object], calls: int, device: torch.device) -> floa
     return sorted(times)[len(times) // 2] * 1e6 / calls
 
 
-def replay_us(run: Callable[[], object], calls: int, rest_s: float = 0.0) -> float:
+def replay_us(run: Callable[[], object], calls: int) -> float:
     """Return the median µs of one call, in replays of a CUDA graph that holds `calls` of them.
 
-    25 ms of warm-up, then 100 ms (at least 5 replays), after a rest, as earlier work would lower
-    the clock.
+    25 ms of warm-up, then 100 ms (at least 5 replays).
     """
     run()
     torch.cuda.synchronize()
@@ -143,7 +112,6 @@ def replay_us(run: Callable[[], object], calls: int, rest_s: float = 0.0) -> flo
     with torch.cuda.graph(graph):
         run()
     torch.cuda.synchronize()
-    time.sleep(rest_s)
     times: list[float] = []
     while sum(times) < 125e3 or len(times) < 7:
         start, stop = _event(), _event()

@@ -36,7 +36,7 @@ REGISTERS = 128
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Launch parameters for one device; measured by bench/kernels/decode_attention.py."""
+    """Launch parameters for one device; measured in bench/results/attention_h200.md."""
 
     ring: int = 96 << 10
     """Bytes of K and V in a program's ring."""

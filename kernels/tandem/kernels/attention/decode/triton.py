@@ -27,7 +27,7 @@ _NOWHERE = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Launch parameters for one device; measured by bench/kernels/decode_attention.py."""
+    """Launch parameters for one device; measured in bench/results/attention_h200.md."""
 
     shares_per_sm: int = 2
     tile: int = 64

@@ -35,7 +35,7 @@ ROWS = 128
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Build parameters of the kernel; measured by bench/kernels/prefill_attention.py."""
+    """Build parameters of the kernel; measured in bench/results/attention_h200.md."""
 
     keys: int = 128
     stages: int = 2

@@ -22,7 +22,7 @@ from .triton_kernels import prefill_tiles
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Tile sizes and pipelining; measured by bench/kernels/prefill_attention.py."""
+    """Tile sizes and pipelining; measured in bench/results/attention_h200.md."""
 
     rows: int = 64
     keys: int = 64

@@ -1,11 +1,11 @@
-"""Make a device's table of products with few rows: python bench/kernels/tune_gemm.py --out TABLE.
+"""Make a device's table of products with few rows: python -m scripts.tune_gemm --out TABLE.
 
 Every form that fits is timed on weights that no cache holds, each product behind a norm (as most
 are in a step: what a form fetches while that runs counts), in replays of a CUDA graph, against
 cuBLAS or, where it folds its neighbours in, against the ops one after the other; the fastest stays,
 or null where doing without is. The table goes to
 kernels/tandem/kernels/gemm/tables/<device>.json, beside what it holds of other shapes; `--times`
-keeps what every form took, from which the rule for shapes of no table is made (rule_gemm.py).
+keeps what every form took, from which the rule for shapes of no table was made.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 import triton
-from gemm_models import GATED, MODELS
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -50,6 +49,50 @@ FEWEST = 28
 Multiply = Callable[[Tensor, Tensor], Tensor]
 Entries = dict[tuple[str, int, int, int], dict[str, Any]]
 Times = dict[tuple[str, int, int, int], list[tuple[float, dict[str, Any]]]]
+
+
+Products = dict[str, tuple[int, int, int]]
+
+
+def products(
+    layers: int, hidden: int, queries: int, keys: int, inter: int, vocabulary: int
+) -> Products:
+    """Return the products of a dense decoder. `queries` and `keys` are heads times their size, keys
+    without values."""
+    return {
+        "qkv": (queries + 2 * keys, hidden, layers),
+        "o": (hidden, queries, layers),
+        "gate_up": (2 * inter, hidden, layers),
+        "down": (hidden, inter, layers),
+        "head": (vocabulary, hidden, 1),
+    }
+
+
+MODELS: dict[str, Products] = {
+    "qwen3-8b": products(36, 4096, 4096, 1024, 12288, 151936),
+    "llama-3.1-8b": products(32, 4096, 4096, 1024, 14336, 128256),
+    "mistral-7b": products(32, 4096, 4096, 1024, 14336, 32768),
+    "qwen2.5-7b": products(28, 3584, 3584, 512, 18944, 152064),
+    "qwen3-14b": products(40, 5120, 5120, 1024, 17408, 151936),
+    "qwen3-4b": products(36, 2560, 4096, 1024, 9728, 151936),
+    "llama-3.2-3b": products(28, 3072, 3072, 1024, 8192, 128256),
+    "qwen3-1.7b": products(28, 2048, 2048, 1024, 6144, 151936),
+    "qwen2.5-1.5b": products(28, 1536, 1536, 256, 8960, 151936),
+    "llama-3.2-1b": products(16, 2048, 2048, 512, 8192, 128256),
+    "qwen3-0.6b": products(28, 1024, 2048, 1024, 3072, 151936),
+    "qwen2.5-0.5b": products(24, 896, 896, 128, 4864, 151936),
+}
+HELD_OUT: dict[str, Products] = {
+    "smollm2-135m": products(30, 576, 576, 192, 1536, 49152),
+    "smollm2-360m": products(32, 960, 960, 320, 2560, 49152),
+    "smollm2-1.7b": products(24, 2048, 2048, 2048, 8192, 49152),
+    "qwen2.5-3b": products(36, 2048, 2048, 256, 11008, 151936),
+    "qwen2.5-14b": products(48, 5120, 5120, 1024, 13824, 152064),
+}
+"""In no table: what the rule for other shapes is held to (`--rule`)."""
+MODELS |= HELD_OUT
+GATED = "gate_up"
+"""What is also tried with the activation folded in."""
 
 
 def tried(key: tuple[str, int, int, int], how: argparse.Namespace) -> list[Form]:
@@ -143,6 +186,11 @@ def unfolded(kind: Kind, plain: Multiply) -> Multiply:
     return linear if kind is Kind.PLAIN else lambda x, w: silu_and_mul(plain(x, w))
 
 
+def event() -> torch.cuda.Event:
+    """Return an event that records a time."""
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
 def time_us(run: Callable[[], object], calls: int) -> float:
     """Median µs of a call over five replays of a graph of `calls`."""
     run()
@@ -150,9 +198,9 @@ def time_us(run: Callable[[], object], calls: int) -> float:
     with torch.cuda.graph(graph):
         run()
     graph.replay()
-    times = []
+    times: list[float] = []
     for _ in range(5):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start, stop = event(), event()
         start.record()
         graph.replay()
         stop.record()
@@ -280,8 +328,8 @@ def main() -> None:
         parser.error("--rule makes no table: --times keeps what its forms took")
     compile_all(cases_of(args), args.processes)
     pool = torch.empty(POOL, dtype=torch.bfloat16, device="cuda")
-    for part in pool.split(1 << 28):
-        part.normal_()
+    for start in range(0, POOL, 1 << 28):
+        pool[start : start + (1 << 28)].normal_()
     entries: Entries = {}
     times: Times = {}
     for model, rows in itertools.product(args.models, args.rows):
@@ -291,7 +339,7 @@ def main() -> None:
             args.times.write_text("[\n" + ",\n".join(map(json.dumps, every)) + "\n]\n")
     if args.out:
         words = " --streamed" if args.streamed else ""
-        command = "python bench/kernels/tune_gemm.py --models " + " ".join(args.models) + words
+        command = "python -m scripts.tune_gemm --models " + " ".join(args.models) + words
         kept = json.loads(args.out.read_text()) if args.out.exists() else {}
         args.out.parent.mkdir(parents=True, exist_ok=True)
         kept = {"device": torch.cuda.get_device_name(), "many_rows": [], **kept}

@@ -43,7 +43,7 @@ def test_a_secret_that_others_can_read_is_refused(cache: Path):
     config()
     (kept,) = cache.iterdir()
     kept.chmod(0o644)
-    with pytest.raises(InvalidParameter, match=r"kv_secret: .*this user's alone"):
+    with pytest.raises(InvalidParameter, match=r"kv_secret: .*other users can access"):
         config()
 
 

@@ -100,7 +100,7 @@ def test_a_compile_that_takes_too_long_ends_alone(
         meanwhile.accept([token])
         following = make_mask(meanwhile, VOCAB, ())
         assert pid_of(backend) == first
-        with pytest.raises(GrammarError, match="what compiles within 3 s"):
+        with pytest.raises(GrammarError, match="a format that compiles within 3 s"):
             slow.result(SECONDS)
     grammar.accept([token])
     assert make_mask(grammar, VOCAB, ()) == following
@@ -127,7 +127,7 @@ def test_a_compile_beyond_memory_is_refused(smollm2: Path, monkeypatch: pytest.M
     ("sent", "error", "words"),
     [
         (signal.SIGKILL, NotNow, "ended with status -9"),
-        (signal.SIGXCPU, GrammarError, "what compiles within 200 s"),
+        (signal.SIGXCPU, GrammarError, "a format that compiles within 200 s"),
     ],
 )
 def test_a_compile_ends_with_its_process(
@@ -158,7 +158,7 @@ def test_a_mask_that_is_late_ends_its_request(
     os.kill(pid_of(backend), signal.SIGSTOP)
     with monkeypatch.context() as patch:
         limit(patch, SOON, "FOLLOW")
-        with pytest.raises(GrammarError, match=r"followed within 0\.3 s"):
+        with pytest.raises(GrammarError, match=r"checks tokens within 0\.3 s"):
             make_mask(late, VOCAB, ())
     grammar.accept([lowest(bytearray(mask))])
     assert any(make_mask(grammar, VOCAB, ()))

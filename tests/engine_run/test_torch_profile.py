@@ -55,7 +55,7 @@ def test_a_profile_holds_the_operations_of_steps(
             assert Path(stopped.message).parent == folder
             assert any(name.startswith("aten::") for name in names_in(stopped.message))
             Path(stopped.message).unlink()
-        assert "no profile is being made" in call(engine, CommandName.STOP_PROFILE).message
+        assert "no profile is being recorded" in call(engine, CommandName.STOP_PROFILE).message
     finally:
         engine.executor.stop()
 

@@ -34,5 +34,5 @@ def test_file_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A package whose file was deleted is an error here and not in the converter."""
     _distribution(tmp_path, ["model_x/m.gguf"])
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ModelNotFound, match="which is not there"):
+    with pytest.raises(ModelNotFound, match="which does not exist"):
         gguf_in("model-x")

@@ -69,7 +69,7 @@ def test_what_cannot_be_locked_is_not_held() -> None:
 
 def test_what_the_host_has_not_is_said() -> None:
     locks = Locks()
-    with pytest.raises(HostMemoryError, match="GiB of host memory are not to be had: "):
+    with pytest.raises(HostMemoryError, match="GiB of host memory cannot be allocated: "):
         HostMemory(1 << 60, locks)
     assert not locks.held
 

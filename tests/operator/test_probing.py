@@ -133,5 +133,5 @@ def test_a_fleet_of_another_shape_is_no_word(content: object):
 
 @pytest.mark.parametrize("answer", [BROKEN_OFF, NO_STATUS])
 def test_a_fleet_that_breaks_off_is_an_error_of_the_connection(answer: bytes):
-    with router(answer) as (port, _), pytest.raises(OSError, match="no whole answer"):
+    with router(answer) as (port, _), pytest.raises(OSError, match="no complete answer"):
         read_fleet(f"http://127.0.0.1:{port}", "token", 5.0)

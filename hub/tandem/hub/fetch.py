@@ -133,7 +133,7 @@ def _explained(repo_id: str, revision: str | None, fetch: Callable[[], _FETCH]) 
     except EntryNotFoundError as error:
         raise ModelNotFound(f"model: {at} does not have that file: {error}") from error
     except HfHubHTTPError as error:
-        raise HubError(f"model: {constants.ENDPOINT} would not give {at}: {error}") from error
+        raise HubError(f"model: {at} was not fetched from {constants.ENDPOINT}: {error}") from error
 
 
 def _offline_text(at: str) -> str:

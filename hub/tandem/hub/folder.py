@@ -48,7 +48,7 @@ def check_pointer(path: Path, start: bytes) -> None:
     """Raise UnsupportedModel for a Git LFS pointer."""
     if start.startswith(_LFS):
         raise UnsupportedModel(
-            f"model: {path} is a pointer of Git LFS, not the file itself; `git lfs pull` brings it"
+            f"model: {path} is a pointer of Git LFS, not the file itself; `git lfs pull` fetches it"
         )
 
 

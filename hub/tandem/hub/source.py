@@ -90,7 +90,7 @@ def _remote(text: str) -> HubRepo:
     found = _HUB_ID.fullmatch(text)
     if found is None or text.startswith((".", "~")):
         raise ModelNotFound(
-            f"model: no folder or file {text!r} here, and it is no hub id (owner/name), "
+            f"model: no folder or file {text!r} here, and it is not a hub id (owner/name), "
             f"no package:NAME and none of {sorted(ALIASES)}"
         )
     return HubRepo(found["repo"], found["file"])

@@ -46,7 +46,7 @@ class Lookup:
             return self._found
         if self.error is None and time.monotonic() < self._give_up_at:
             return None
-        raise TransportError(f"{self.host}: {self.error or 'its address is not found in time'}")
+        raise TransportError(f"{self.host}: {self.error or 'its address was not resolved in time'}")
 
     def run(self, ask: GetAddrInfo) -> None:
         """Look the name up and store the answer, in a thread."""

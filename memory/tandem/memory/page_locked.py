@@ -122,7 +122,7 @@ class HostMemory:
         try:
             mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
-            raise HostMemoryError(f"{shown} are not to be had: {error.strerror}") from error
+            raise HostMemoryError(f"{shown} cannot be allocated: {error.strerror}") from error
         tensor = torch.frombuffer(mapping, dtype=torch.uint8)
         if registrar is not None:
             _advise(mapping)

@@ -67,7 +67,7 @@ class PromptEmbeds(msgspec.Struct, frozen=True, array_like=True):
             allowed = f"vectors of {hidden_size} values each, this model's hidden size"
             raise InvalidParameter(param, self.shape_text, allowed)
         if not self.values or len(self.values) % self.row_bytes:
-            raise InvalidParameter(param, self.shape_text, "one vector or more, each of them whole")
+            raise InvalidParameter(param, self.shape_text, "one whole vector or more")
 
     def verify_values(self, param: str) -> None:
         """Raise InvalidParameter for ``param`` if a value is too large or not finite.

@@ -50,7 +50,7 @@ class KeyRing:
             return None
         if keys is None or peers is None:
             name = "curve_keys" if keys is None else "curve_peers"
-            raise InvalidParameter(name, None, "a folder, as the other of the two is given")
+            raise InvalidParameter(name, None, "a folder: both settings are needed")
         if not Path(peers).is_dir():
             raise InvalidParameter("curve_peers", peers, "a folder of ROLE.GENERATION.public files")
         public = _read_key("curve_keys", Path(keys) / CURVE_PUBLIC_FILE)

@@ -36,5 +36,5 @@ def test_a_stream_that_a_full_device_does_not_give_is_said_by_name(
         raise RuntimeError("CUDA error: out of memory")
 
     monkeypatch.setattr(copiers, "Lane", refused)
-    with pytest.raises(TransportError, match=r"there is none: CUDA error: out of memory"):
+    with pytest.raises(TransportError, match=r"no stream to copy KV on: CUDA error: out of memory"):
         CudaCopier(torch.device("cuda", 0))

@@ -223,7 +223,7 @@ async def test_what_has_begun_does_not_wait_for_ever(decode: Make) -> None:
             async for _ in outputs:
                 pass
 
-    with pytest.raises(RequestFailed, match="no worker could finish it"):
+    with pytest.raises(RequestFailed, match="no worker finished it"):
         await read()
     await stack.close()
 

@@ -106,12 +106,12 @@ def _fields(settings: type) -> frozenset[str]:
     return frozenset(each.name for each in settings_of(settings))
 
 
-def engine_config(given: Mapping[type, Mapping[str, Any]]) -> EngineConfig:
-    """Return the engine's config. The model may be any source of hub/.
+def engine_config(given: Mapping[type, Mapping[str, Any]], **fixed: Any) -> EngineConfig:
+    """Return the engine's config with ``fixed`` settings. The model may be any source of hub/.
 
     An unsupported model is refused before weights are fetched or converted.
     """
-    flat = engine_values(given)
+    flat = engine_values(given) | fixed
     source = flat.pop("model", None)
     if source is None:
         raise InvalidParameter("--model", None, "a folder, a GGUF file, a hub id or package:NAME")

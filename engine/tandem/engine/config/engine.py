@@ -296,5 +296,5 @@ def _check_length(model: ModelConfig, facts: ModelFacts) -> None:
     asked, longest = model.max_model_len, _longest(facts)
     if asked is not None and asked > longest:
         raise InvalidParameter(
-            "max_model_len", asked, f"at most {longest}, the context this model was made for"
+            "max_model_len", asked, f"at most {longest}, the context length of the model"
         )

@@ -55,7 +55,7 @@ def check_device(device: str) -> None:
         allowed = f"cpu, or auto: CUDA_VISIBLE_DEVICES={visible!r} hides every GPU"
         raise InvalidParameter("device", device, allowed)
     if not any(True for each in _DEVICES for _ in Path("/dev").glob(each)):
-        raise InvalidParameter("device", device, "cpu, or auto: this machine shows no NVIDIA GPU")
+        raise InvalidParameter("device", device, "cpu, or auto: no NVIDIA GPU is visible here")
 
 
 def _check_rope(facts: ModelFacts) -> None:

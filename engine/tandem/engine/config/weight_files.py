@@ -55,7 +55,7 @@ def indexed(folder: Path) -> dict[str, Path] | None:
         raise ValueError(f"{path} has no weight_map")
     for tensor, file in names.items():
         if not isinstance(file, str) or Path(file).name != file:
-            raise ValueError(f"{path}: {tensor} is in {file!r}, which is no file of the folder")
+            raise ValueError(f"{path}: {tensor} is in {file!r}, which is not in the folder")
     return {tensor: folder / file for tensor, file in names.items()}
 
 

@@ -84,7 +84,7 @@ class InprocClient:
         self, request: EngineCoreRequest, context: RequestContext = ORDINARY
     ) -> AsyncGenerator[EngineOutput]:
         if context.route is not None:
-            raise InvalidParameter("route", context.route, "None: one engine has no ways to choose")
+            raise InvalidParameter("route", context.route, "None: there is only one engine")
         card = self._card
         if request.pooling is None:  # pooling allows one of the engine's parameters only
             request.params.verify().verify_vocabulary(card.vocab_size, card.max_logprobs)

@@ -263,7 +263,7 @@ class MultiprocExecutor:
         try:
             status = process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            return RankError(f"rank {_RANK} closed its channel, and its process stays")
+            return RankError(f"rank {_RANK} closed its channel, but its process still runs")
         if status < 0:
             how = f"was killed by signal {-status} ({signal.Signals(-status).name})"
         else:

@@ -203,7 +203,7 @@ class Constrained:
                 else:
                     request.plan_limit = limit
             elif now - since >= MASK_SECONDS:
-                words = f"what can be followed within {MASK_SECONDS:g} s a token"
+                words = f"a format with masks made within {MASK_SECONDS:g} s per token"
                 yield request, constraint.refusal(words)
 
     @property

@@ -89,7 +89,7 @@ class Child:
         self._answers[job.answer] = matcher
         accepting = matcher.is_accepting
         if not accepting and not any(words):
-            raise GrammarError("a form that some text of this vocabulary matches")
+            raise GrammarError("a format that some text of this vocabulary matches")
         return DONE + msgspec.msgpack.encode(State(bytes(words), accepting))
 
 
@@ -142,8 +142,8 @@ def _words(error: BaseException) -> str:
     if isinstance(error, GrammarError):
         return words
     if isinstance(error, MemoryError) or "bad_alloc" in words:
-        return "what compiles within less memory"
-    return f"what the backend compiles: {words[:300] or type(error).__name__}"
+        return "a format that compiles in the memory limit"
+    return f"a format that the backend compiles: {words[:300] or type(error).__name__}"
 
 
 if __name__ == "__main__":

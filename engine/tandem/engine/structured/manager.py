@@ -131,7 +131,7 @@ class StructuredOutputManager:
         if self._begun[request.seq].waits:
             field = f"structured_outputs.{wanted_of(request.source).kind}"
             return _not_now(field, f"others were compiled for {self.seconds:g} s before {field}")
-        return self.refusal(request, f"what compiles within {self.seconds:g} s, which it did not")
+        return self.refusal(request, f"a format that compiles within {self.seconds:g} s")
 
     def enter(self, request: Request) -> None:
         request.constraint = self._begun[request.seq].constraint.result()

@@ -139,7 +139,7 @@ class GrammarProcess:
             found = _exchange(running.following, message, FOLLOW_SECONDS)
         except TimeoutError:
             self._end(running)
-            raise GrammarError(f"what can be followed within {FOLLOW_SECONDS:g} s") from None
+            raise GrammarError(f"a format that checks tokens within {FOLLOW_SECONDS:g} s") from None
         if found[:1] == DONE:
             answer.followed_by, answer.num_followed = running, len(answer.tokens)
         return found
@@ -149,14 +149,14 @@ class GrammarProcess:
             return _exchange(running.compiling, msgspec.msgpack.encode(job), seconds)
         except TimeoutError:
             self._end(running)
-            raise GrammarError(f"what compiles within {seconds:g} s") from None
+            raise GrammarError(f"a format that compiles within {seconds:g} s") from None
         except ChannelClosed:
             status = self._end(running)
         if status == -signal.SIGXCPU:
-            raise GrammarError(f"what compiles within {seconds:g} s")
+            raise GrammarError(f"a format that compiles within {seconds:g} s")
         if status == -signal.SIGABRT:
             most = self._setup.memory_bytes >> 20
-            raise GrammarError(f"what compiles within {most:,} MiB of memory")
+            raise GrammarError(f"a format that compiles within {most:,} MiB of memory")
         raise NotNow(f"the process of grammars ended with status {status}")
 
     def _load(self, running: _Running, backend: str) -> None:

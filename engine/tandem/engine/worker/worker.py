@@ -77,7 +77,7 @@ class TorchProfile:
     def start(self, folder: str) -> str:
         """Begin to record; return the path of the file to be written."""
         if self._running is not None:
-            raise ProfileError(f"a profile is being made already, for {self._running[1]}")
+            raise ProfileError(f"a profile is already being recorded, in {self._running[1]}")
         path = Path(folder)
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ class TorchProfile:
     def stop(self) -> str:
         """End the profile; return its path. The file is written later, in another thread."""
         if self._running is None:
-            raise ProfileError("no profile is being made")
+            raise ProfileError("no profile is being recorded")
         (recording, path), self._running = self._running, None
         recording.stop()
         part = path.with_name("writing-" + path.name)

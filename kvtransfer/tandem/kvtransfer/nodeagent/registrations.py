@@ -117,7 +117,7 @@ class HostRing:
                 except OSError as error:
                     raise TransportError(f"a producer's memory cannot be read: {error}") from error
                 if not got:
-                    raise TransportError("a producer's memory ends before its time")
+                    raise TransportError("a producer's memory is smaller than announced")
                 done += got
         return Through()
 

@@ -144,7 +144,7 @@ class NixlTransport:
         try:
             where = _cards.decode(card)
             if where.digest != digest_of(where.metadata):
-                raise TransportError("its metadata is not what it sent")
+                raise TransportError("its metadata differ from what it sent")
             if not where.metadata.startswith(_header_of(_agent_name(peer, PRODUCER))):
                 raise TransportError("its metadata is of another agent")
             name = self._agent.add_remote_agent(where.metadata)

@@ -235,7 +235,7 @@ class Applier:
         there = live.find(kind, metadata["name"]) or self._cluster.create(manifest)
         there = there or self._cluster.get(kind, metadata["namespace"], metadata["name"])
         if there is None:
-            raise ClusterError(409, "Conflict", f"{kind} {metadata['name']} appeared and vanished")
+            raise ClusterError(409, "Conflict", f"{kind} {metadata['name']} was deleted meanwhile")
         return there if is_owned(there, owner_uid(manifest)) else taken(there, manifest)
 
     def rewrite(self, live: Snapshot, owner_uid: str) -> list[Problem]:

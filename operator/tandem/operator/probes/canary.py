@@ -39,7 +39,7 @@ def embeddings(answer: Mapping[str, Any]) -> str:
     first, other, again = (_numbers(item, "embedding") for item in _items(answer, 3))
     if not len(first) == len(other) == len(again):
         lengths = (len(first), len(other), len(again))
-        raise CanaryError(f"vectors of {lengths} values came of one model")
+        raise CanaryError(f"one model returned vectors of {lengths} values")
     cosine = _cosine(first, again)
     if abs(cosine - 1) > LIKE_ITSELF:
         raise CanaryError(f"two vectors of one text have a cosine of {cosine:.3f}")
@@ -51,7 +51,7 @@ def classes(answer: Mapping[str, Any]) -> str:
     """Check the classes of both texts; return a message. Raises CanaryError."""
     counts = {len(_numbers(item, "probs")) for item in _items(answer, 2)}
     if len(counts) != 1:
-        raise CanaryError(f"texts have {sorted(counts)} classes of one model")
+        raise CanaryError(f"one model returned {sorted(counts)} classes for different texts")
     return f"texts have one of {counts.pop()} classes"
 
 

@@ -42,7 +42,7 @@ def read_fleet(base_url: str, token: str, timeout: float) -> dict[str, Any]:
         with urllib.request.urlopen(request, timeout=timeout) as answer:
             fleet = json.load(answer)
     except HTTPException as error:
-        raise ConnectionError(f"no whole answer from {base_url}: {error}") from error
+        raise ConnectionError(f"no complete answer from {base_url}: {error}") from error
     if not isinstance(fleet, dict):
         raise ValueError(f"no answer from {base_url}: not an object")
     return fleet

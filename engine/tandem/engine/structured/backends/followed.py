@@ -53,7 +53,7 @@ def check_kind(wanted: StructuredOutputsParams, name: str, kinds: Sequence[str])
         allowed = f"one of {', '.join(kinds)} with the backend {name}"
         raise GrammarError(f"{allowed}; {wanted.kind} requires another backend")
     if wanted.reasoning is not None:
-        raise GrammarError(f"without reasoning before the answer, which {name} does not follow")
+        raise GrammarError(f"without reasoning before the answer, which {name} does not support")
 
 
 def schema_of(
@@ -85,7 +85,7 @@ def schema_of(
             unknown = said.difference(*sets)
             wrong = min(unknown) if unknown else " and ".join(sorted(said - {"type"}))
         if wrong is not None:
-            raise GrammarError(f"a schema without {wrong} at {place}, which {name} does not follow")
+            raise GrammarError(f"a schema without {wrong} at {place}: {name} does not support it")
     return json.dumps(schema)
 
 

@@ -35,7 +35,7 @@ def prepared(wanted: StructuredOutputsParams) -> StructuredOutputsParams:
     check_kind(wanted, NAME, ("choice", "regex", "json", "json_object"))
     for name in ("whitespace_pattern", "disable_any_whitespace"):
         if getattr(wanted, name):
-            raise GrammarError(f"without {name}, which {NAME} does not follow")
+            raise GrammarError(f"without {name}, which {NAME} does not support")
     if wanted.kind == "choice":
         return StructuredOutputsParams(regex="|".join(map(re.escape, wanted.choice or ())))
     if wanted.kind == "regex":
@@ -64,7 +64,7 @@ class EnforcerMatcher:
         allowed = np.zeros(8 * len(words) + 1, np.bool_)
         allowed[tokens] = True
         if allowed[self._data.eos_token_id] and not self.is_accepting:
-            raise GrammarError(f"a form that {NAME} can follow")  # its answer to any exception
+            raise GrammarError(f"a format that {NAME} supports")  # its answer to any exception
         allowed[self._data.eos_token_id] = False
         words[:] = np.packbits(allowed[:-1], bitorder="little").tobytes()
 

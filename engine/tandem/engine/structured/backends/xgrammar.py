@@ -34,7 +34,7 @@ def prepared(wanted: StructuredOutputsParams) -> StructuredOutputsParams:
     if wanted.json is None and not wanted.json_object:
         return wanted
     if wanted.whitespace_pattern is not None:
-        raise GrammarError("without whitespace_pattern, which xgrammar does not follow")
+        raise GrammarError("without whitespace_pattern, which xgrammar does not support")
     schema = schema_of(wanted, "xgrammar", _SHAPES)
     return msgspec.structs.replace(wanted, json=schema, json_object=None)
 

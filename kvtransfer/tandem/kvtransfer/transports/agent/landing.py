@@ -121,7 +121,7 @@ class Asker:
                 self._check(message, self._greeted)
                 yield message
             elif isinstance(message, Rejected):
-                raise TransportError(f"the node's agent does not copy for us: {message.reason}")
+                raise TransportError(f"the node's agent rejected this worker: {message.reason}")
             elif not isinstance(message, Registered):
                 raise TransportError("the node's agent does not follow the protocol")
             self._say(self._line)
@@ -141,11 +141,11 @@ class Asker:
     def _check(self, answer: Copied | Refused, said: Connection) -> None:
         request, key = self._asked.pop(answer.number, (None, b""))
         if request is None:
-            raise TransportError("the node's agent answers what it was not asked")
+            raise TransportError("the node's agent answered an unknown request")
         if isinstance(answer, Copied):
             expected = agents_proof(key, said, request, answer.tags)
             if not is_proof(answer.proof, expected):
-                raise TransportError("the node's agent has not the producer's key")
+                raise TransportError("the node's agent does not have the producer's key")
 
     def _register(self, line: Line, hello: Hello) -> None:
         slot_bytes, num_slots, block_bytes = self._sizes
@@ -156,7 +156,7 @@ class Asker:
             named = VERSION, self._incarnation
             said = Take(*named, slot_bytes, num_slots, block_bytes, where, greeted.consumers)
             if not line.say(said, [descriptor]):
-                raise TransportError("the node's agent takes no registration")
+                raise TransportError("the node's agent accepts no registration")
         finally:
             os.close(descriptor)
         self._greeted = greeted
@@ -194,7 +194,7 @@ class LandingSizes:
     def of(self, block_bytes: int, kv_cache: Tensor) -> tuple[int, int]:
         """Return bytes and number of slots, for blocks of ``kv_cache`` (uint8 [blocks,
         block_bytes])."""
-        wanted, total = self.config.kv_receive_slots, None
+        wanted, total = self.config.kv_slots, None
         if kv_cache.is_cuda:
             total = torch.cuda.get_device_properties(kv_cache.device).total_memory
         sizes = slot_sizes(self.config, block_bytes, count=wanted, gpu_bytes=total)
@@ -261,7 +261,7 @@ class Giver:
             raise TransportError("the node's agent does not answer")
         check_hello(hello)
         if not line.say(self._said, self._given.descriptors):
-            raise TransportError("the node's agent takes no registration")
+            raise TransportError("the node's agent accepts no registration")
         answer = self._wait(line, ANSWER_SECONDS)
         if isinstance(answer, Rejected):
             raise TransportError(answer.reason)

@@ -108,7 +108,7 @@ class Line:
 def check_hello(message: ToWorker) -> Hello:
     """Return an agent's first message. Raises TransportError for another message or version."""
     if not isinstance(message, Hello):
-        raise TransportError(f"the node's agent began with {type(message).__name__}")
+        raise TransportError(f"the node's agent sent {type(message).__name__} instead of Hello")
     if message.version != VERSION:
         said = f"the node's agent speaks version {message.version}"
         raise TransportError(f"{said}, allowed is {VERSION}")

@@ -193,7 +193,7 @@ class AgentTransport:
         if said.incarnation != peer:
             raise TransportError("the card is of another producer")
         if said.place != place_of(self._folder):
-            raise TransportError(f"the producer does not meet the agent in {self._folder}")
+            raise TransportError(f"the producer uses another agent than that of {self._folder}")
         self.advance()  # an agent that has ended does not count
         self._asker.connect()
         self._secrets[peer] = said.secret
@@ -310,7 +310,7 @@ class AgentTransport:
         for answer in self._asker.answers(awaited=self._landing.is_asking):
             slot = answer.number  # a slot has one copy at a time, so its number is unique
             if slot >= len(self._landing.ring):
-                raise TransportError("the node's agent answers what it was not asked")
+                raise TransportError("the node's agent answered an unknown request")
             piece = self._landing.answered(slot)
             if piece is None:
                 continue

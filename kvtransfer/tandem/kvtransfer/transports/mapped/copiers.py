@@ -311,7 +311,7 @@ class CudaCopier:
         try:
             self._lane = Lane(self._index)
         except RuntimeError as error:  # the first streams of a process take memory of the device
-            raise TransportError(f"KV is copied on a stream, and there is none: {error}") from error
+            raise TransportError(f"no stream to copy KV on: {error}") from error
         self._threads = threading.local()
 
     def share(self, tensor: Tensor, *, writable: bool = False) -> tuple[int, int]:

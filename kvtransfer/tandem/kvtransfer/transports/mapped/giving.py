@@ -215,13 +215,13 @@ class DescriptorServer:
             raise TransportError(f"{len(known.said)} bytes, {len(known.files)} descriptors")
         magic, consumer, nonce, proof = ANSWER.unpack(known.said)
         if magic != MAGIC:
-            raise TransportError(f"it begins with {magic!r}, allowed: {MAGIC!r}")
+            raise TransportError(f"its first bytes are {magic!r}, allowed: {MAGIC!r}")
         with stream_of(known.files.pop()) as pair:
             name = self.path.name.encode()
             greeting = Greeting(name, self._incarnation, consumer, known.challenge, nonce)
             named = name_of(pair)
             if not is_proof(proof, greeting.consumers(self._key, named)):
-                raise TransportError("it has not the secret")
+                raise TransportError("it does not have the secret")
             mine, theirs = socket.socketpair()
             with mine, theirs, contextlib.suppress(OSError):  # a peer that left
                 own = greeting.producers(self._key, named, name_of(theirs))

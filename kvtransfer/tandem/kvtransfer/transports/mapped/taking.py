@@ -115,7 +115,7 @@ class Call:
         self._connected = True
         user = user_of(self._sock)
         if user not in (None, os.geteuid()):
-            raise TransportError(f"{self._path} is of user {user}, not of {os.geteuid()}")
+            raise TransportError(f"{self._path} belongs to user {user}, not {os.geteuid()}")
 
     def _answer(self) -> Greeting:
         data, _ = self._receive(self._sock, CHALLENGE.size, files=0)
@@ -146,7 +146,7 @@ class Call:
         _, *sizes = SIZES.unpack(data)
         if not all(sizes):
             close_all(files)
-            raise TransportError(f"{self._path} gave memory of no bytes: {sizes}")
+            raise TransportError(f"{self._path} sent memory of size 0: {sizes}")
         return Given((files[0], files[1], files[2]), (sizes[0], sizes[1], sizes[2]))
 
     def _receive(self, sock: socket.socket, size: int, *, files: int) -> tuple[bytes, list[int]]:
@@ -155,9 +155,9 @@ class Call:
             return data, found
         close_all(found)
         if data[:6] == MAGIC[:6] and data[:8] != MAGIC:
-            raise TransportError(f"{self._path} greets by {data[:8]!r}, allowed: {MAGIC!r}")
+            raise TransportError(f"{self._path} sent {data[:8]!r} first, allowed: {MAGIC!r}")
         got = f"{len(data)} bytes and {len(found)} descriptors"
-        raise TransportError(f"{self._path} does not follow the protocol: it gave {got}")
+        raise TransportError(f"{self._path} does not follow the protocol: it sent {got}")
 
 
 def _is_place(folder: Path, place: bytes) -> bool:

@@ -177,7 +177,7 @@ def open_folder(given: str | None) -> Path:
         except OSError as error:
             raise TransportError(f"no folder for sockets: {error}") from error
         if found.st_uid != os.getuid() or found.st_mode & 0o077 or not stat.S_ISDIR(found.st_mode):
-            raise TransportError(f"{folder} is not this user's alone: give --kv-node-folder")
+            raise TransportError(f"other users can access {folder}: set --kv-node-folder")
     if len(os.fsencode(folder)) > MAX_PATH:
         raise TransportError(f"kv_node_folder: {folder} is too long, allowed: {MAX_PATH} bytes")
     return folder

@@ -201,7 +201,7 @@ RESPONSE_TOOL: Mapping[str, Hint] = {
 }
 RESPONSE_ITEM: Mapping[str, Hint] = {
     "encrypted_content": Hint("reasoning is not encrypted", (str,)),
-    "phase": Hint("answers have one", (str,)),
+    "phase": Hint("answers have one phase", (str,)),
     "namespace": Hint(_CLIENTS, (str,)),
     "caller": Hint(_CLIENTS, (dict,)),
 }
@@ -241,7 +241,7 @@ def _keeps(edit: object) -> bool:
 
 
 COUNT: Mapping[str, Hint] = {
-    "cache_control": Hint("prefixes are cached for all alike", allowed="an object"),
+    "cache_control": Hint("prefixes are always cached", allowed="an object"),
     "context_management": Hint(
         "histories are the client's",
         (dict,),
@@ -250,12 +250,12 @@ COUNT: Mapping[str, Hint] = {
         'edits that keep everything ("clear_thinking_..." with "keep": "all")',
     ),
     "mcp_servers": Hint("tools are run by the client", (list,), ([],)),
-    "speed": Hint("there is one", (str,), ("standard",)),
+    "speed": Hint("there is one speed", (str,), ("standard",)),
     "user_profile_id": Hint(_CALLER, (str,)),
 }
 MESSAGES: Mapping[str, Hint] = {
     **COUNT,
-    "diagnostics": Hint("there are none", (dict,)),
+    "diagnostics": Hint("this server has none", (dict,)),
     "metadata": Hint(_CALLER, allowed="`user_id`: a text of at most 512 characters"),
     "service_tier": Hint(_TIER, (str,), ("auto", "standard_only")),
 }
@@ -334,7 +334,7 @@ CONDITIONS: Mapping[str, tuple[str, Hint]] = {
     ),
     "messages[].content[].cache_control": (
         "messages, count_tokens",
-        Hint("prefixes are cached for all alike", allowed="an object"),
+        Hint("prefixes are always cached", allowed="an object"),
     ),
     "messages[].content[].redacted_thinking": (
         "messages, count_tokens",

@@ -84,21 +84,21 @@ CHAT: Mapping[str, Refused] = {
     "audio": Refused(_TEXT),
     "moderation": Refused("answers are not moderated"),
     "thinking": Refused("see reasoning_effort and chat_template_kwargs"),
-    "best_of": Refused("ask for n", (1,)),
-    "prompt_embeds": Refused("chats are messages; /v1/completions takes it", ([],)),
+    "best_of": Refused("use n", (1,)),
+    "prompt_embeds": Refused("/v1/completions accepts it", ([],)),
 }
 
 COMPLETION: Mapping[str, Refused] = {
     **GENERATION,
-    "thinking_token_budget": Refused("only answers of chats have thoughts", (-1,)),
+    "thinking_token_budget": Refused("only chats have reasoning", (-1,)),
     "suffix": Refused("text is continued, not filled in", ("",)),
 }
 
 _NO_TOOLS = "tools are functions that the client runs"
 
 RESPONSE_REASONING: Mapping[str, Refused] = {
-    "context": Refused("the chat template selects earlier thoughts", ("auto",)),
-    "mode": Refused("there is one", ("standard",)),
+    "context": Refused("the chat template selects earlier reasoning", ("auto",)),
+    "mode": Refused("there is only this mode", ("standard",)),
 }
 
 RESPONSE_TOOL: Mapping[str, Refused] = {
@@ -108,11 +108,11 @@ RESPONSE_TOOL: Mapping[str, Refused] = {
 
 RESPONSE_ITEM: Mapping[str, Refused] = {
     "async": Refused(_NO_TOOLS, (False,)),
-    "name": Refused("a result has its call_id"),
+    "name": Refused("a result is identified by call_id"),
 }
 
 RESPONSES: Mapping[str, Refused] = {
-    "access_programs": Refused("there is one"),
+    "access_programs": Refused("not available"),
     "background": Refused("answers are sent on the connection of the request", (False,)),
     "context_management": Refused("see truncation", ([],)),
     "conversation": Refused("see previous_response_id"),

@@ -48,7 +48,6 @@ def alone(tokens: int, count: int = 8) -> Load:
 def trace(path: Path, rate: float, count: int, seed: int) -> Load:
     """The first ``count`` requests of a recorded trace, played so that they come at ``rate``."""
     recorded = LoadConfig(
-        dataset_name="trace",
         dataset_path=str(path),
         num_prompts=count,
         max_model_len=CONTEXT,

@@ -29,7 +29,6 @@ from tandem.router.workers.pool import WorkerPool
 ME = Incarnation(b"r" * 16)
 INDEX_BYTES = 1 << 28
 ATTEMPTS = 3
-BUDGET_MS = 1_000_000_000
 
 
 @dataclass(slots=True)
@@ -174,7 +173,7 @@ class SimRouter:
         attempt = Attempt(job.num_dispatched, placement, loop)
         job.placement, job.attempt = placement, attempt
         self._explanations.sent(job, attempt)
-        failure = attempt.start(job.legs(ME, workers, BUDGET_MS), job.hits)
+        failure = attempt.start(job.legs(ME, workers, now), job.hits)
         assert failure is None, "simulated links are up"
 
     def _blocks(self, worker: Any, events: Any) -> None:

@@ -45,8 +45,17 @@ def test_parameters_are_filled_up(given: Any, expected: SamplingParams) -> None:
     assert params_from(given, {"temperature": 0.5}) == expected
 
 
-@pytest.mark.parametrize("given", [{"tmperature": 1}, {"n": 0}, {"top_p": "x"}, {"stop": [5]}])
-def test_what_is_not_allowed_is_refused(given: dict[str, Any]) -> None:
-    """Unknown names, wrong types, wrong ranges."""
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"tmperature": 1},
+        {"n": 0},
+        {"top_p": "x"},
+        {"stop": [5]},
+        SamplingParams(temperature=9.0),
+    ],
+)
+def test_what_is_not_allowed_is_refused(given: Any) -> None:
+    """Unknown names, wrong types, wrong ranges; a struct is verified here and not later."""
     with pytest.raises(InvalidParameter):
         params_from(given)

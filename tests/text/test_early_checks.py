@@ -35,7 +35,6 @@ BAD: list[tuple[Any, SamplingParams]] = [
     ("hi", SamplingParams(max_tokens=64)),
     ("hi", SamplingParams(max_tokens=None, min_tokens=64)),
     ("hi", SamplingParams(stop_token_ids=(512,))),
-    ("hi", SamplingParams(temperature=9.0)),
     ("hi", SamplingParams(bad_words=("word " * 90,))),
 ]
 

@@ -299,7 +299,7 @@ class AsyncLLM(Texts):
             request_id=request_id if request_id is not None else key.request,
             processed=await self._tokenized(
                 prompt_weight(prompt) + params_weight(params),
-                lambda: inputs.process(prompt, self._params(params), key, filled),
+                lambda: inputs.process(prompt, params_from(params, self._defaults), key, filled),
             ),
         )
 
@@ -318,7 +318,7 @@ class AsyncLLM(Texts):
         inputs, filled = _generating(await self._input_processor()), self._filled(options, params)
         await self._tokenized(
             prompt_weight(prompt) + params_weight(params),
-            lambda: inputs.check(prompt, self._params(params), filled, param=param),
+            lambda: inputs.check(prompt, params_from(params, self._defaults), filled, param=param),
         )
 
     async def prepare_chat(
@@ -337,7 +337,9 @@ class AsyncLLM(Texts):
             request_id=request_id if request_id is not None else key.request,
             processed=await self._tokenized(
                 chat_weight(messages, chat) + params_weight(params),
-                lambda: inputs.process_chat(messages, self._params(params), key, filled, chat),
+                lambda: inputs.process_chat(
+                    messages, params_from(params, self._defaults), key, filled, chat
+                ),
             ),
         )
 
@@ -485,7 +487,7 @@ class AsyncLLM(Texts):
                         values=output.values,
                         num_cached_tokens=output.num_cached_tokens,
                     )
-        raise RequestFailed(FailCause.INTERNAL, "the engine gave no vector")
+        raise RequestFailed(FailCause.INTERNAL, "the engine returned no vector")
 
     async def echo(self, prepared: PreparedRequest) -> EchoedPrompt:
         """Return the prompt as shown before its answer, and the positions of its tokens."""
@@ -538,9 +540,6 @@ class AsyncLLM(Texts):
     def _next_key(self) -> RequestKey:
         """Return a new key with a unique id: a client's id may repeat."""
         return RequestKey(self._incarnation, f"r{next(self._numbers)}", 0)
-
-    def _params(self, given: Params) -> SamplingParams:
-        return params_from(given, self._defaults)
 
     def _filled(self, options: InputOptions | None, given: Params) -> InputOptions | None:
         """Return ``options`` with the model's default max_tokens. It is lowered if the context has

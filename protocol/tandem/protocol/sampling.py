@@ -161,8 +161,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for name, most in _MOST.items():
             if len(getattr(self, name) or ()) > most:
                 raise InvalidParameter(name, getattr(self, name), f"at most {most} entries")
-        _texts("stop", self.stop, MAX_STOP_CHARS)
-        _texts("bad_words", self.bad_words, MAX_BAD_WORD_CHARS)
+        for name, texts, most in (
+            ("stop", self.stop, MAX_STOP_CHARS),
+            ("bad_words", self.bad_words, MAX_BAD_WORD_CHARS),
+        ):
+            if texts:
+                _texts(name, texts, most)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidParameter("allowed_token_ids", [], "at least one token id")
         for param, count in (
@@ -171,7 +175,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         ):
             if count is not None and count != ALL_LOGPROBS:
                 _integer(param, count, 0, 2**31 - 1)
-        _biases(self.logit_bias or {})
+        if self.logit_bias:
+            _biases(self.logit_bias)
 
     def verify_vocabulary(
         self, vocab_size: int, max_logprobs: int = DEFAULT_MAX_LOGPROBS
@@ -211,9 +216,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def with_all_logprobs(self, vocab_size: int) -> "SamplingParams":
         """Return parameters with the vocabulary size instead of -1."""
+        if ALL_LOGPROBS not in (self.logprobs, self.prompt_logprobs):
+            return self
         counts = {"logprobs": self.logprobs, "prompt_logprobs": self.prompt_logprobs}
         wanted = {name: vocab_size for name, count in counts.items() if count == ALL_LOGPROBS}
-        return msgspec.structs.replace(self, **wanted) if wanted else self
+        return msgspec.structs.replace(self, **wanted)
 
 
 def seeded(params: SamplingParams, seed: int) -> SamplingParams:

@@ -287,7 +287,10 @@ class InputProcessor:
         key: RequestKey,
         options: InputOptions | None = None,
     ) -> ProcessedInput:
-        """Return the request of a prompt. Raises InvalidParameter (ContextLengthExceeded)."""
+        """Return the request of a prompt with verified ``params``.
+
+        Raises InvalidParameter (ContextLengthExceeded).
+        """
         return self._process(
             parse_prompt(prompt), params, key, options or InputOptions(), param="prompt"
         )
@@ -360,7 +363,10 @@ class InputProcessor:
         options: InputOptions | None = None,
         chat: ChatOptions | None = None,
     ) -> ProcessedInput:
-        """Return the request of a chat. Raises InvalidParameter (ContextLengthExceeded)."""
+        """Return the request of a chat with verified ``params``.
+
+        Raises InvalidParameter (ContextLengthExceeded).
+        """
         options = options or InputOptions()
         if options.add_special_tokens is None:
             options = replace(options, add_special_tokens=False)
@@ -433,7 +439,6 @@ class InputProcessor:
     def _checked(
         self, params: SamplingParams, prompt: Prompt, options: InputOptions
     ) -> SamplingParams:
-        params.verify()
         check_stopping(params)
         check_spaces(params, self.tokenizer)
         params = with_thinking(
@@ -521,7 +526,10 @@ class InputProcessor:
             return params
         usual = options.default_max_tokens
         most = room if usual is None else min(room, max(usual, params.min_tokens))
-        return msgspec.structs.replace(params, max_tokens=most).verify()
+        if params.min_tokens > most:
+            allowed = f"at most max_tokens, which is {most}"
+            raise InvalidParameter("min_tokens", params.min_tokens, allowed)
+        return msgspec.structs.replace(params, max_tokens=most)
 
     def _hashes(
         self, ids: list[int], options: InputOptions, embeds: PromptEmbeds | None

@@ -17,6 +17,7 @@ from collections.abc import (
     Iterator,
 )
 from contextlib import aclosing, asynccontextmanager, contextmanager
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -179,7 +180,7 @@ class Dispatcher:
                 self._metrics.request_came()
                 self._metrics.request_failed(str(FailCause.WORKER_LOST))
                 raise RequestFailed(FailCause.WORKER_LOST, "no decode worker is connected")
-        return max(cards, key=lambda card: card.max_model_len)
+        return max(cards, key=attrgetter("max_model_len"))
 
     def _cards(self) -> list[ModelCard]:
         decode = [worker.card for worker in self.pool.serving(WorkerRole.DECODE)]
@@ -370,7 +371,7 @@ class Dispatcher:
         job.placement, job.attempt = placement, attempt
         for observer in job.observers:
             observer.sent(job, attempt)
-        legs = job.legs(self.pool.me, workers, job.remaining_ms(loop), attempt.watch)
+        legs = job.legs(self.pool.me, workers, loop.time(), attempt.watch)
         return attempt, attempt.start(legs, placement.hits_with_pull(job.hits))
 
     def _write(

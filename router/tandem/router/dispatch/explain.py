@@ -37,11 +37,13 @@ def raise_if_non_retryable(job: Job) -> None:
     retry_policy = job.retry_policy
     if job.expired:
         raise too_late(job)
+    if not retry_policy.failures:
+        return
     if retry_policy.non_retryable is not None:
         raise RequestRefused(retry_policy.non_retryable)
     if retry_policy.exhausted:
         raise no_place(job)
-    last = retry_policy.failures[-1].refusal if retry_policy.failures else None
+    last = retry_policy.failures[-1].refusal
     if last is not None and last.code is RefusalCode.EXPIRED:
         raise too_late(job)
 

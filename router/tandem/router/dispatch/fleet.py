@@ -241,7 +241,6 @@ class Fleet(Observer):
 
     def _view(self, worker: Worker, now: float, *, admitted: bool) -> WorkerView:
         load, card = worker.load, worker.card
-        layout = card.fingerprint.layout
         total = load.total_blocks if load is not None else 0
         computing, loading = _pending(worker)
         return WorkerView(
@@ -273,7 +272,7 @@ class Fleet(Observer):
             total_blocks=total,
             free_blocks=load.free_blocks if load is not None else 0,
             block_size=card.block_size,
-            token_bytes=layout.block_bytes / layout.block_size,
+            token_bytes=worker.token_bytes,
             free_share=load.free_blocks / total if load is not None and total else 1.0,
             num_legs=worker.num_legs,
             num_streams=worker.num_streams,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -79,7 +78,9 @@ class Ledger:
             )
             for choice in range(num_choices)
         ]
-        self._open = sum(choice.finish is None for choice in self._choices)
+        self._open = num_choices - len(self.finished_choices)
+        self.num_tokens = sum(map(len, emitted))
+        """Emitted tokens of all choices."""
         self._told_prompt = False
         self.num_repeated = 0
         """Repeated tokens that agreed."""
@@ -94,14 +95,9 @@ class Ledger:
         return self._open == 0 and not any(choice.cut for choice in self._choices)
 
     @property
-    def num_tokens(self) -> int:
-        """Return the emitted tokens of all choices."""
-        return sum(len(choice.tokens) for choice in self._choices)
-
-    @property
     def emitted(self) -> tuple[tuple[int, ...], ...]:
         """Return tokens per choice for a further attempt; () if there are none."""
-        if not any(choice.tokens for choice in self._choices):
+        if not self.num_tokens:
             return ()
         return tuple(tuple(choice.tokens) for choice in self._choices)
 
@@ -127,6 +123,7 @@ class Ledger:
         tokens = choice.tokens
         if output.position == len(tokens) and choice.finish is None:  # the usual case
             tokens.extend(output.token_ids)
+            self.num_tokens += len(output.token_ids)
             return self._finish(choice, output)
         if choice.cut:
             choice.cut = output.finish is None
@@ -166,6 +163,7 @@ class Ledger:
         if not (fresh or ends or (output.prompt_logprobs and not self._told_prompt)):
             return None
         tokens.extend(fresh)
+        self.num_tokens += len(fresh)
         return self._finish(choice, _without(output, len(known)))
 
     def _finish(self, choice: _Choice, output: EngineCoreOutput) -> EngineCoreOutput:
@@ -353,10 +351,7 @@ class Job:
         self.hits: Mapping[Incarnation, int] = {}
         """Cached tokens per worker, at its last placement."""
         self.prompt = PromptHashes(request)
-
-    @property
-    def num_prompt(self) -> int:
-        return len(self.request.prompt_token_ids)
+        self.num_prompt = len(request.prompt_token_ids)
 
     def expire(self) -> None:
         """Mark the deadline as passed; received events may still be read."""
@@ -427,10 +422,13 @@ class Job:
         self,
         router: bytes,
         workers: Sequence[Worker],
-        budget_ms: int,
+        now: float,
         watch: Watch | None = None,
     ) -> list[tuple[Worker, EngineCoreRequest]]:
-        """Return the workers with their requests; of two, the prefill worker first."""
+        """Return the workers with their requests; of two, the prefill worker first.
+
+        ``now`` is the loop's time.
+        """
         number = self.num_dispatched
         self.num_dispatched += 1
         self._num_tokens_before = self.ledger.num_tokens
@@ -439,7 +437,7 @@ class Job:
             key=RequestKey(router, self.name, number),
             emitted=self.ledger.emitted,
             finished_choices=self.ledger.finished_choices,
-            budget_ms=budget_ms,
+            budget_ms=max(1, int((self.deadline - now) * 1000)),
             max_model_len=workers[-1].card.max_model_len,
             kv=None,
             watch=watch,
@@ -463,10 +461,6 @@ class Job:
         if worker.card.prefix_caching or kv is not None:
             hashes = self.prompt.of(worker.fingerprint, worker.card.block_size)
         return msgspec.structs.replace(base, block_hashes=hashes, kv=kv)
-
-    def remaining_ms(self, loop: asyncio.AbstractEventLoop) -> int:
-        """Return the remaining milliseconds, at least 1."""
-        return max(1, int((self.deadline - loop.time()) * 1000))
 
 
 class Observer:

@@ -427,6 +427,12 @@ class Worker:
     """Time of its last beat."""
     throughput: Window = field(default_factory=Window)
     """Rates of its steps, prompt tokens and sampled tokens."""
+    token_bytes: float = field(init=False)
+    """Bytes of KV per token."""
+
+    def __post_init__(self) -> None:
+        layout = self.card.fingerprint.layout
+        self.token_bytes = layout.block_bytes / layout.block_size
 
     @property
     def takes_new(self) -> bool:

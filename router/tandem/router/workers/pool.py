@@ -169,6 +169,8 @@ class WorkerPool:
     @property
     def admitted(self) -> Admitted:
         """Return the revisions that serve users, of workers with this protocol; None is all."""
+        if not self._notes:
+            return None
         links = self._links
         return admitted_templates(
             note

@@ -87,8 +87,8 @@ class IsolatedTemplates:
         process = self._take()
         deadline = time.monotonic() + self._seconds
         try:
-            said = _exchanged(process, job, deadline, _CHAR_BYTES * self._max_chars + _BYTES_BESIDE)
-            if said is None:
+            data = _exchanged(process, job, deadline, _CHAR_BYTES * self._max_chars + _BYTES_BESIDE)
+            if data is None:
                 allowed = f"a template that renders at most {self._max_chars} characters"
                 raise InvalidParameter("chat_template", source, allowed)
             process.wait(max(0.0, deadline - time.monotonic()))
@@ -101,7 +101,7 @@ class IsolatedTemplates:
         if process.returncode != 0:
             allowed = f"a template that renders within {self._memory_bytes >> 20} MiB of memory"
             raise InvalidParameter("chat_template", source, allowed)
-        answer: dict[str, Any] = json.loads(said)
+        answer: dict[str, Any] = json.loads(data)
         return answer
 
     def _take(self) -> subprocess.Popen[bytes]:
@@ -132,11 +132,11 @@ def _exchanged(
     TimeoutError after the deadline."""
     assert process.stdin is not None
     assert process.stdout is not None
-    rest, said = memoryview(job), bytearray()
+    rest, received = memoryview(job), bytearray()
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdin, selectors.EVENT_WRITE)
         selector.register(process.stdout, selectors.EVENT_READ)
-        while len(said) <= most:
+        while len(received) <= most:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise TimeoutError
@@ -153,8 +153,8 @@ def _exchanged(
                     continue
                 part = os.read(key.fd, _READ_BYTES)
                 if not part:
-                    return bytes(said)
-                said += part
+                    return bytes(received)
+                received += part
     return None
 
 

@@ -69,16 +69,16 @@ class TemplateTraits:
         """Return whether ``developer`` is supported, or no system message is shown."""
         if not self._names_developer:
             return False
-        rest = _said("user", _SECOND)
-        if self._shows([_said("developer", _FIRST), rest], None, _FIRST, _SECOND):
+        rest = _message("user", _SECOND)
+        if self._shows([_message("developer", _FIRST), rest], None, _FIRST, _SECOND):
             return True
-        return not self._shows([_said("system", _FIRST), rest], None, _FIRST, _SECOND)
+        return not self._shows([_message("system", _FIRST), rest], None, _FIRST, _SECOND)
 
     @cached_property
     def knows_function(self) -> bool:
         """Return whether the role ``function`` is supported, or no results are shown."""
         by_function = {**self._result(_FIRST), "role": "function", "name": "zqtool"}
-        chat = [_said("user", "zqone"), self._calls()]
+        chat = [_message("user", "zqone"), self._calls()]
         if self._shows([*chat, by_function], _TOOLS, _FIRST):
             return True
         return not self._shows([*chat, self._result(_FIRST)], _TOOLS, _FIRST)
@@ -112,7 +112,11 @@ class TemplateTraits:
     def turns(self) -> Turns:
         """Return the repairs of the order of messages, none for unusual templates."""
         turns = Turns()
-        usual = [_said("user", "zqone"), _said("assistant", "zqtwo"), _said("user", "zqthree")]
+        usual = [
+            _message("user", "zqone"),
+            _message("assistant", "zqtwo"),
+            _message("user", "zqthree"),
+        ]
         if not self._shows(usual, None, *_WORDS[:3]):
             return turns
         if not self._shows_calls(turns) and self._shows_calls(replace(turns, splits_calls=True)):
@@ -141,7 +145,7 @@ class TemplateTraits:
         return None, False
 
     def _takes_call(self, call_id: str | None, arguments: object) -> bool:
-        chat = [_said("user", "zqone"), _call(call_id, arguments, self._no_text)]
+        chat = [_message("user", "zqone"), _call(call_id, arguments, self._no_text)]
         if self._render(chat, _TOOLS) is None:
             return False
         result = {"role": "tool", "content": "zqtwo", "tool_call_id": call_id}
@@ -168,7 +172,7 @@ class TemplateTraits:
         return (self.id_form or OURS).make("zq")
 
     def _shows_arguments(self, arguments: object) -> bool:
-        chat = [_said("user", "zqone"), _call(self._call_id, arguments, self._no_text)]
+        chat = [_message("user", "zqone"), _call(self._call_id, arguments, self._no_text)]
         return self._shows(chat, _TOOLS, _BROKEN)
 
     def _shows_calls(self, turns: Turns) -> bool:
@@ -177,7 +181,7 @@ class TemplateTraits:
         second = _call(form.make("second"), self._arguments({"zqkey": _SECOND}), None)
         calls["tool_calls"] += second["tool_calls"]
         result = {**self._result("zqthree"), "tool_call_id": form.make("second")}
-        chat = [_said("user", "zqone"), calls, self._result("zqtwo"), result]
+        chat = [_message("user", "zqone"), calls, self._result("zqtwo"), result]
         return self._shows(in_turns(chat, turns), _TOOLS, _SECOND)
 
     @cached_property
@@ -199,8 +203,8 @@ class TemplateTraits:
 
     def _chats_with(self, kind: str) -> Iterator[list[Message]]:
         """Yield chats with one open content, in every position that the kind may have."""
-        user, answer = _said("user", "zqone"), _said("assistant", "zqtwo")
-        asks = _said("user", "zqthree")
+        user, answer = _message("user", "zqone"), _message("assistant", "zqtwo")
+        asks = _message("user", "zqthree")
         if kind in ("system", "developer"):
             yield [_open(kind), user]
             yield [_open(kind), user, answer, asks]
@@ -208,7 +212,7 @@ class TemplateTraits:
             yield [user, _open(kind)]
         elif kind == "user":
             yield [_open(kind)]
-            yield [_said("system", "zqfour"), _open(kind)]
+            yield [_message("system", "zqfour"), _open(kind)]
             yield [_open(kind), answer, asks]
             yield [user, answer, _open(kind)]
         elif kind == "assistant":
@@ -226,40 +230,41 @@ class TemplateTraits:
     def _rules(self) -> list[tuple[list[list[Message]], list[dict[str, Any]]]]:
         """Return orders of messages, with possible repairs. Later rules build on earlier ones."""
         one, two, three, four, five = _WORDS
-        user, asks = _said("user", one), _said("user", three)
-        called: list[Message] = [_said("user", one), self._calls(), self._result(two)]
+        user, asks = _message("user", one), _message("user", three)
+        called: list[Message] = [_message("user", one), self._calls(), self._result(two)]
         return [
-            ([[user, _said("user", two)],
-              [user, _said("assistant", two), asks, _said("user", four)]],
+            ([[user, _message("user", two)],
+              [user, _message("assistant", two), asks, _message("user", four)]],
              [{"joins_users": True}]),
-            ([[user, _said("assistant", two), _said("assistant", three), _said("user", four)],
-              [user, _said("assistant", two), _said("assistant", three)]],
+            ([[user, _message("assistant", two), _message("assistant", three),
+               _message("user", four)],
+              [user, _message("assistant", two), _message("assistant", three)]],
              [{"joins_assistants": True}]),
-            ([[user, _said("assistant", two), self._calls(), self._result(three)]],
+            ([[user, _message("assistant", two), self._calls(), self._result(three)]],
              [{"joins_assistants": True}]),
             ([[*called, asks]],
              [{"answers": text} for text in _FILLERS]),
-            ([[*called, _said("assistant", three), _said("user", four), self._calls(),
-               _said("user", five)]],
+            ([[*called, _message("assistant", three), _message("user", four), self._calls(),
+               _message("user", five)]],
              [{"answers": text} for text in _FILLERS]),
-            ([[_said("assistant", one), _said("user", two)]],
+            ([[_message("assistant", one), _message("user", two)]],
              [{"asks": text} for text in _FILLERS]),
             ([[user, {**self._result(two), "tool_call_id": (self.id_form or OURS).make("lone")}]],
              [{"frees_results": True}]),
-            ([[_said("system", one), _said("system", two), asks]],
+            ([[_message("system", one), _message("system", two), asks]],
              [{"joins_systems": True}]),
-            ([[user, _said("assistant", two), _said("system", three), _said("user", four)],
-              [user, _said("system", two)],
-              [user, _said("assistant", two), _said("system", three)],
-              [*called, _said("system", three)],
-              [_said("system", one), _said("user", two), _said("assistant", three),
-               _said("system", four), _said("user", five)]],
+            ([[user, _message("assistant", two), _message("system", three), _message("user", four)],
+              [user, _message("system", two)],
+              [user, _message("assistant", two), _message("system", three)],
+              [*called, _message("system", three)],
+              [_message("system", one), _message("user", two), _message("assistant", three),
+               _message("system", four), _message("user", five)]],
              [{"moves_later_systems": True}, {"moves_later_systems": True, "joins_users": True}]),
-            ([[_said("system", four), *called]],
+            ([[_message("system", four), *called]],
              [{"needs_user_last": True}]),
-            ([[_said("system", one), _said("user", two)],
-              [_said("system", one), _said("user", two), _said("assistant", three),
-               _said("user", four)]],
+            ([[_message("system", one), _message("user", two)],
+              [_message("system", one), _message("user", two), _message("assistant", three),
+               _message("user", four)]],
              [{"has_no_system": True}, {"has_no_system": True, "joins_users": True}]),
         ]  # fmt: skip
 
@@ -304,7 +309,7 @@ class TemplateTraits:
 _OPEN = object()
 
 
-def _said(role: str, text: str) -> Message:
+def _message(role: str, text: str) -> Message:
     return {"role": role, "content": text}
 
 

@@ -62,8 +62,8 @@ def _message_size(message: Mapping[str, Any]) -> int:
     """
     thoughts = (message.get("reasoning"), message.get("reasoning_content"))
     calls = (message.get("tool_calls"), message.get("function_call"))
-    said = _size(message.get("content")) + _size(message.get("refusal"))
-    return said + max(map(_size, thoughts)) + sum(map(_all_texts, calls))
+    size = _size(message.get("content")) + _size(message.get("refusal"))
+    return size + max(map(_size, thoughts)) + sum(map(_all_texts, calls))
 
 
 def _all_texts(value: object) -> int:

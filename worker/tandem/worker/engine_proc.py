@@ -233,13 +233,13 @@ def write_spans(spans: Spans, role: str, book: NoteBook, now: float, stops: Sequ
         if stop.end > book.arrived:
             seconds = {"tandem.seconds": stop.end - stop.begin}
             whole.event("stood still", stop.begin + offset, seconds)
-    said: dict[str, str | int] = {
+    attributes: dict[str, str | int] = {
         "tandem.request_id": book.watch.request_id,
         "tandem.attempt": book.key.attempt,
         "tandem.finish": book.why,
     }
     failed = book.why if book.why in _ENDED_BADLY else None
-    whole.end(now + offset, said, failed)
+    whole.end(now + offset, attributes, failed)
 
 
 def _write_handoff(whole: OpenSpan, book: NoteBook, offset: float) -> None:
@@ -251,8 +251,8 @@ def _write_handoff(whole: OpenSpan, book: NoteBook, offset: float) -> None:
     for part in book.notes:
         if part.name == "part":
             rate = part.amount / max(part.end - part.begin, 1e-9)
-            said = {"tandem.bytes": part.amount, "tandem.bytes_per_s": rate}
-            handoff.event("part", part.end + offset, said)
+            attributes = {"tandem.bytes": part.amount, "tandem.bytes_per_s": rate}
+            handoff.event("part", part.end + offset, attributes)
     handoff.end(end + offset, {"tandem.bytes": sum(e.amount for e in stretches)})
 
 

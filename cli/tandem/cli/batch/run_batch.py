@@ -163,14 +163,14 @@ def _answer(
     written: tuple[Path, Path],
 ) -> int:
     partial, target = written
-    started = said = time.monotonic()
+    started = reported_at = time.monotonic()
 
     def told(batch: Batch) -> None:
-        nonlocal said
+        nonlocal reported_at
         done = batch.answered + batch.failed
-        if done == total or time.monotonic() >= said + SAY_EVERY:
-            said = time.monotonic()
-            _say(batch, total, said - started)
+        if done == total or time.monotonic() >= reported_at + SAY_EVERY:
+            reported_at = time.monotonic()
+            _say(batch, total, reported_at - started)
 
     async def ask() -> Batch:
         limits = httpx.Limits(max_connections=options.concurrency)

@@ -60,7 +60,7 @@ class TimedEngine:
             now = time.perf_counter() - started
             if outputs.failed or now > SECONDS:
                 raise TandemError(f"the engine did not finish: {outputs.failed or 'too late'}")
-            for output in (each for _, said, _ in outputs.by_router() for each in said):
+            for output in (each for _, sent, _ in outputs.by_router() for each in sent):
                 num_tokens += len(output.token_ids) if isinstance(output, EngineCoreOutput) else 0
                 first.setdefault(output.request, now)
                 ended += output.finish is not None

@@ -58,9 +58,9 @@ def _head(content: Json) -> Iterator[str]:
     if content["trace_id"]:
         yield f"trace {content['trace_id']}"
     first = content["first_token_ms"]
-    said = "" if first is None else f", first token after {first:.1f} ms"
+    first_text = "" if first is None else f", first token after {first:.1f} ms"
     counts = f"{content['num_prompt_tokens']} tokens in, {content['num_tokens']} out"
-    yield f"{content['total_ms']:.1f} ms in all{said}; {counts}"
+    yield f"{content['total_ms']:.1f} ms in all{first_text}; {counts}"
     yield ""
 
 
@@ -135,8 +135,8 @@ def _stream(content: Json) -> Iterator[str]:
     )
     waits = stream["longest_waits"][:4]
     if waits:
-        said = ", ".join(f"{each['ms']:.1f} ms until {each['end_ms']:.1f}" for each in waits)
-        yield f"longest waits between tokens: {said}"
+        listed = ", ".join(f"{each['ms']:.1f} ms until {each['end_ms']:.1f}" for each in waits)
+        yield f"longest waits between tokens: {listed}"
 
 
 def _verdict(content: Json) -> Iterator[str]:

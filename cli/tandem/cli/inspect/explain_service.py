@@ -46,9 +46,9 @@ def _head(found: Rehearsal, file: str | None) -> Iterator[str]:
         yield f"LLMService {found.service}, which does not exist, as {file} would create it"
     summary = found.after.summary
     parts = {"prefill": summary.prefill, "decode": summary.decode, "router": summary.router}
-    said = ", ".join(f"{name} {value}" for name, value in parts.items() if value)
-    if said:
-        yield f"ready of requested: {said}; links {summary.links}"
+    counts = ", ".join(f"{name} {value}" for name, value in parts.items() if value)
+    if counts:
+        yield f"ready of requested: {counts}; links {summary.links}"
     yield ""
 
 
@@ -91,7 +91,11 @@ def _fields(differences: Sequence[Difference], indent: str) -> Iterator[str]:
 def _conditions(found: Rehearsal) -> Iterator[str]:
     """Yield the conditions that would change, then those that prevent readiness."""
     before = {each.type: each for each in found.before.conditions}
-    moved = [each for each in found.after.conditions if _said(each) != _said(before.get(each.type))]
+    moved = [
+        each
+        for each in found.after.conditions
+        if _state_of(each) != _state_of(before.get(each.type))
+    ]
     if moved:
         yield "Its conditions would become:"
         for each in moved:
@@ -111,7 +115,7 @@ def _conditions(found: Rehearsal) -> Iterator[str]:
         yield "Every condition is well and would stay so."
 
 
-def _said(condition: Condition | None) -> tuple[str, str] | None:
+def _state_of(condition: Condition | None) -> tuple[str, str] | None:
     return None if condition is None else (condition.status, condition.reason)
 
 

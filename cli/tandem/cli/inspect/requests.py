@@ -81,5 +81,5 @@ class RouterClient:
 
 def _message(content: dict[str, Any], status: int) -> str:
     error = content.get("error")
-    said = error.get("message") if isinstance(error, dict) else None
-    return f"[{status}] {said or 'no reason is given'}"
+    message = error.get("message") if isinstance(error, dict) else None
+    return f"[{status}] {message or 'no reason is given'}"

@@ -242,12 +242,12 @@ def _underway(underway: Mapping[str, int]) -> Text:
 
 def _queue(queue: Json) -> Text:
     waits = f", the oldest for {queue['oldest_wait_s']:.1f} s" if queue["waiting"] else ""
-    said = (
+    words = (
         f"router's queue: {queue['waiting']:,} of {queue['max_waiting']:,} wait{waits}; "
         f"{queue['running']:,} of {queue['max_running']:,} run"
     )
     refused = ", ".join(f"{count:,} by {why}" for why, count in queue["rejected"].items())
-    text = Text(said)
+    text = Text(words)
     return text.append(f"; refused: {refused}", "yellow") if refused else text
 
 

@@ -47,7 +47,7 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created, UTC)
-        said = {
+        entry = {
             "time": when.isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -55,10 +55,10 @@ class JsonLines(logging.Formatter):
         }
         for name in ("request_id", "trace_id"):
             if value := getattr(record, name, ""):
-                said[name] = value
+                entry[name] = value
         if record.exc_info:
-            said["exception"] = self.formatException(record.exc_info)
-        return json.dumps(said, ensure_ascii=False)
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False)
 
 
 def set_up_logging(level: str, log_format: str = "text") -> None:

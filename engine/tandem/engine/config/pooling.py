@@ -36,12 +36,12 @@ def max_length_of(folder: Path) -> int | None:
     if not (folder / MODULES).is_file():
         return None
     found = next((path for path in _settings_of(folder) if path.is_file()), None)
-    said = {} if found is None else read_json(found, needed=True)
-    if said.get("do_lower_case") and not _lowers(folder):
+    content = {} if found is None else read_json(found, needed=True)
+    if content.get("do_lower_case") and not _lowers(folder):
         allowed = "false: the tokenizer keeps the case of texts"
         raise InvalidParameter(f"{found and found.name}: do_lower_case", True, allowed)
     _name_prompts(read_json(folder / SENTENCE_CONFIG, needed=False))
-    length = said.get("max_seq_length")
+    length = content.get("max_seq_length")
     if length is None:
         return None
     if isinstance(length, bool) or not isinstance(length, int) or length < 1:
@@ -67,8 +67,8 @@ def _lowers(folder: Path) -> bool:
     return '"lowercase": true' in written or '"type": "Lowercase"' in written
 
 
-def _name_prompts(said: Mapping[str, Any]) -> None:
-    name, prompts = said.get("default_prompt_name"), said.get("prompts")
+def _name_prompts(content: Mapping[str, Any]) -> None:
+    name, prompts = content.get("default_prompt_name"), content.get("prompts")
     prompt = prompts.get(name) if isinstance(prompts, dict) and name is not None else None
     if prompt:
         logger.warning(
@@ -106,10 +106,10 @@ def pooling_of(config: Mapping[str, Any], architecture: str) -> ModelPooling:
     )
 
 
-def of_encoder(said: ModelPooling, encoder: EncoderFacts) -> ModelPooling:
-    """Return ``said`` for a model that pools the first token's state and draws no tokens."""
+def of_encoder(pooling: ModelPooling, encoder: EncoderFacts) -> ModelPooling:
+    """Return ``pooling`` for a model that pools the first token's state and draws no tokens."""
     return msgspec.structs.replace(
-        said,
+        pooling,
         pooling_type=PoolingType.CLS,
         classified=PoolingType.CLS,
         generates=False,
@@ -118,14 +118,16 @@ def of_encoder(said: ModelPooling, encoder: EncoderFacts) -> ModelPooling:
     )
 
 
-def with_modules(said: ModelPooling, folder: Path, *, tied: bool, vocab_size: int) -> ModelPooling:
-    """Return ``said`` with facts from sentence-transformers' files in ``folder``, if any.
+def with_modules(
+    pooling: ModelPooling, folder: Path, *, tied: bool, vocab_size: int
+) -> ModelPooling:
+    """Return ``pooling`` with facts from sentence-transformers' files in ``folder``, if any.
 
     Without a ``tied`` head none is loaded. Raises InvalidParameter for unsupported modules.
     """
     path = folder / MODULES
     if not path.is_file():
-        return said
+        return pooling
     modules = read_any(path)
     if not isinstance(modules, list) or not all(isinstance(each, dict) for each in modules):
         raise InvalidParameter("model", str(path), "a list of objects")
@@ -136,20 +138,20 @@ def with_modules(said: ModelPooling, folder: Path, *, tied: bool, vocab_size: in
             kind = _pooling_type(folder / str(module.get("path")) / "config.json")
         elif name == "Normalize":
             normalize = True
-        elif name == "LogitScore" and said.generates:
-            said = _by_tokens(said, folder, str(module.get("path")), vocab_size)
+        elif name == "LogitScore" and pooling.generates:
+            pooling = _by_tokens(pooling, folder, str(module.get("path")), vocab_size)
         elif name != "Transformer":
             allowed = "Transformer, Pooling, Normalize and, after a head for tokens, LogitScore"
             raise InvalidParameter(f"{MODULES}: type", module.get("type"), allowed)
     if kind is None:
-        return said
-    generates = said.generates and tied
+        return pooling
+    generates = pooling.generates and tied
     return msgspec.structs.replace(
-        said, pooling_type=kind, normalize=normalize, generates=generates
+        pooling, pooling_type=kind, normalize=normalize, generates=generates
     )
 
 
-def _by_tokens(said: ModelPooling, folder: Path, path: str, vocab_size: int) -> ModelPooling:
+def _by_tokens(pooling: ModelPooling, folder: Path, path: str, vocab_size: int) -> ModelPooling:
     config = read_json(folder / path / "config.json", needed=True)
     names = ("true_token_id", "false_token_id")
     tokens = [config.get(name) for name in names]
@@ -161,7 +163,7 @@ def _by_tokens(said: ModelPooling, folder: Path, path: str, vocab_size: int) -> 
             raise InvalidParameter(f"{path}/config.json: {name}", token, allowed)
     own = read_json(folder / SENTENCE_CONFIG, needed=False)
     return msgspec.structs.replace(
-        said,
+        pooling,
         labels=("LABEL_0",),
         label_tokens=tuple(tokens),
         activation=_activation({"sentence_transformers": own}, 1),
@@ -199,11 +201,11 @@ def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _activation(config: Mapping[str, Any], num_labels: int) -> Activation:
     own = config.get("sentence_transformers")
-    said = {
+    named = {
         "activation_fn": own.get("activation_fn") if isinstance(own, dict) else None,
         _OLDER_ACTIVATION: config.get(_OLDER_ACTIVATION),
     }
-    for key, name in said.items():
+    for key, name in named.items():
         if not isinstance(name, str):
             continue
         word = name.rpartition(".")[2].lower()

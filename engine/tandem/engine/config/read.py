@@ -181,7 +181,7 @@ def facts_of(config: Mapping[str, Any], generation: Mapping[str, Any] | None = N
     num_heads = _positive(config, "num_attention_heads")
     hidden_size = _positive(config, "hidden_size")
     bias = bool(config.get("attention_bias", False))
-    said: dict[str, Any] = {
+    values: dict[str, Any] = {
         "architecture": architecture,
         "num_layers": _positive(config, "num_hidden_layers"),
         "hidden_size": hidden_size,
@@ -204,7 +204,7 @@ def facts_of(config: Mapping[str, Any], generation: Mapping[str, Any] | None = N
         "quantization": quantization_of(config),
         "pooling": pooling_of(config, architecture),
     }
-    facts = ModelFacts(**{**said, **family.facts(config)})
+    facts = ModelFacts(**{**values, **family.facts(config)})
     if facts.encoder is None:
         _check_causal(config)
         return facts
@@ -265,19 +265,19 @@ def _head_dim(config: Mapping[str, Any], hidden_size: int, num_heads: int) -> in
 def _rope(config: Mapping[str, Any]) -> RopeFacts:
     """Return the rope facts; rope_scaling, if set, replaces rope_parameters."""
     key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
-    said = config.get(key) or {}
-    if not isinstance(said, Mapping) or any(isinstance(each, Mapping) for each in said.values()):
+    given = config.get(key) or {}
+    if not isinstance(given, Mapping) or any(isinstance(each, Mapping) for each in given.values()):
         allowed = "an object of numbers: one rotary embedding for all layers"
-        raise InvalidParameter(f"{CONFIG}: {key}", said, allowed)
-    name = f"{key}.rope_theta" if "rope_theta" in said else "rope_theta"
-    theta = _number(name, said.get("rope_theta", config.get("rope_theta") or DEFAULT_THETA))
+        raise InvalidParameter(f"{CONFIG}: {key}", given, allowed)
+    name = f"{key}.rope_theta" if "rope_theta" in given else "rope_theta"
+    theta = _number(name, given.get("rope_theta", config.get("rope_theta") or DEFAULT_THETA))
     if theta <= 0:
         raise InvalidParameter(f"{CONFIG}: {name}", theta, "a number above 0")
-    partial = said.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    partial = given.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     return RopeFacts(
         theta=theta,
-        kind=str(said.get("rope_type", said.get("type", "default"))),
-        scaling={key: value for key, value in said.items() if key not in _ROPE_MAIN},
+        kind=str(given.get("rope_type", given.get("type", "default"))),
+        scaling={key: value for key, value in given.items() if key not in _ROPE_MAIN},
         partial=_number("partial_rotary_factor", partial),
     )
 

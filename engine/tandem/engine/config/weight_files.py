@@ -100,6 +100,6 @@ def _stored_in(path: Path, tensor: str) -> Stored | None:
         header = json.loads(file.read(min(length, _MOST_BYTES)))
     if tensor not in header:
         return None
-    said = header[tensor]
-    start, end = said["data_offsets"]
-    return Stored(path, tuple(said["shape"]), said["dtype"], 8 + length + start, end - start)
+    entry = header[tensor]
+    start, end = entry["data_offsets"]
+    return Stored(path, tuple(entry["shape"]), entry["dtype"], 8 + length + start, end - start)

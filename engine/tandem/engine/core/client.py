@@ -218,13 +218,13 @@ class InprocClient:
         ended = set()
         for router, outputs, failed in result.by_router():
             news: list[EngineOutput | Failed] = [*outputs, *failed]
-            for said in news:
-                key = RequestKey(router, said.request, said.attempt)
+            for message in news:
+                key = RequestKey(router, message.request, message.attempt)
                 stream = self._streams.get(key)
                 if stream is None:
                     continue
-                batches.setdefault(stream.loop, []).append((stream, _item_of(said)))
-                if isinstance(said, Failed) or said.finish is not None:
+                batches.setdefault(stream.loop, []).append((stream, _item_of(message)))
+                if isinstance(message, Failed) or message.finish is not None:
                     ended.add(key)
         for of, told in result.refused.items():
             for each in told:
@@ -258,5 +258,5 @@ class InprocClient:
                 self._core.abort(key)
 
 
-def _item_of(said: EngineOutput | Failed) -> Item:
-    return RequestFailed(said.cause, said.message) if isinstance(said, Failed) else said
+def _item_of(message: EngineOutput | Failed) -> Item:
+    return RequestFailed(message.cause, message.message) if isinstance(message, Failed) else message

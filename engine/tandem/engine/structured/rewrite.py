@@ -133,12 +133,12 @@ def _names_as_patterns(schema: dict[str, Any]) -> None:
     if not isinstance(names, dict) or {"properties", "patternProperties"} & schema.keys():
         return
     value = schema.get("additionalProperties", True)
-    said = names.keys() - {"type", "title", "description"}
-    if said == {"enum"} and all(isinstance(each, str) for each in names["enum"]):
+    keywords = names.keys() - {"type", "title", "description"}
+    if keywords == {"enum"} and all(isinstance(each, str) for each in names["enum"]):
         schema["properties"] = dict.fromkeys(names["enum"], value)
-    elif said == {"const"} and isinstance(names["const"], str):
+    elif keywords == {"const"} and isinstance(names["const"], str):
         schema["properties"] = {names["const"]: value}
-    elif said == {"pattern"} and isinstance(names["pattern"], str):
+    elif keywords == {"pattern"} and isinstance(names["pattern"], str):
         schema["patternProperties"] = {names["pattern"]: value}
     else:
         return

@@ -155,11 +155,11 @@ class Channel:
         board = self._board
         return Beat(board.engine_turns, board.transfers, board.has_work)
 
-    def from_peer(self, said: FromPeer) -> bool:
+    def from_peer(self, received: FromPeer) -> bool:
         """Pass a message to the transfer thread; return False if it does not keep up."""
         if self._offer is not None:
-            return self._offer(said)
-        self._deliver(said)
+            return self._offer(received)
+        self._deliver(received)
         return True
 
     def garbage(self) -> None:
@@ -300,13 +300,13 @@ class Channel:
         return self._more
 
     def _turn(self, milliseconds: int | None = None) -> bool:
-        said = self._say_all()  # first, as a peer waits for it
+        sent = self._say_all()  # first, as a peer waits for it
         if milliseconds is None:
             milliseconds = math.ceil(max(0.0, self.next_wake() - now_ms()))
-        if milliseconds and not said and not self._over.is_set():
+        if milliseconds and not sent and not self._over.is_set():
             with self._inbox.listening():
                 ready = dict(self._poller.poll(milliseconds if self._inbox.empty else 0))
-            said = self._say_all()
+            sent = self._say_all()
         else:  # wakes are enabled for a later sleep
             ready = dict(self._poller.poll(0))
         if self._over.is_set():
@@ -320,7 +320,7 @@ class Channel:
         late = self._pulse.late(time.monotonic())
         if late is not None:
             self.on_tick(now, late)
-        return bool(said or ready) or late is not None
+        return bool(sent or ready) or late is not None
 
     def _say_all(self) -> bool:
         items, now = self._inbox.take(), now_ms()

@@ -349,8 +349,8 @@ class ControlClient(Channel):
         verdict, message = session.receive(frames, decode_to_consumer, now / 1000)
         if verdict is Verdict.DELIVER:
             assert message is not None
-            said = FromPeer(session.peer, link.number, message)  # type: ignore[arg-type]
-            if not self.from_peer(said):
+            received = FromPeer(session.peer, link.number, message)  # type: ignore[arg-type]
+            if not self.from_peer(received):
                 self._send(producer, Reset("it sends more messages than are read"), now)
                 self._lose(producer, "it sends more messages than are read", now)
         elif verdict is Verdict.UP:

@@ -123,15 +123,15 @@ class ControlServer(Channel):
             self._listener.drop(link, item.reason)
 
     def _say(self, link: Link, message: Message) -> None:
-        said = encode(message)
-        if len(said) > MAX_MESSAGE_BYTES and isinstance(message, KeyedToConsumer):
+        data = encode(message)
+        if len(data) > MAX_MESSAGE_BYTES and isinstance(message, KeyedToConsumer):
             logger.error(
                 "%s of %s is %d bytes, a peer reads %d: its hand-off ends",
-                *(type(message).__name__, message.key, len(said), MAX_MESSAGE_BYTES),
+                *(type(message).__name__, message.key, len(data), MAX_MESSAGE_BYTES),
             )
             self._deliver(MessageTooLong(link.peer, LinkNumber(link.number), message.key))
         else:
-            self._listener.say(link, said)
+            self._listener.say(link, data)
 
     def on_tick(self, now: Millis, late: float = 0.0) -> None:
         self._listener.drop_silent(now / 1000, late)

@@ -138,8 +138,8 @@ def _on_fenced(export: Export, event: Fenced, now: Millis, policy: ProducerPolic
     if ready == export.ready:
         return export, [Count("p:fence out of order")]
     fenced = _replace(export, ready=ready)
-    announced, said = announce(fenced, now, policy)
-    return announced, tags(fenced, export.ready, policy) + said
+    announced, actions = announce(fenced, now, policy)
+    return announced, tags(fenced, export.ready, policy) + actions
 
 
 def _on_first(export: Export, event: First, now: Millis, policy: ProducerPolicy) -> Result:

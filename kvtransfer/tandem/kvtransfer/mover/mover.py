@@ -180,7 +180,7 @@ class Mover(Generic[Item, Event]):
         """Set before ``start``."""
         self._outbox: deque[Event] = deque()
         self._told = False
-        self._said = False
+        self._has_sent = False
         self._links: dict[Incarnation, LinkNumber] = {}
         self._active_at = self._observed_at = time.monotonic()
         self._awake_until = 0.0
@@ -265,7 +265,7 @@ class Mover(Generic[Item, Event]):
         link = self._links.get(peer)
         if link is not None and self.control is not None:
             self.control.post(Say(link, message))
-            self._said = True
+            self._has_sent = True
 
     def tell(self, event: Event) -> None:
         """Queue for the engine's thread and wake it."""
@@ -343,16 +343,16 @@ class Mover(Generic[Item, Event]):
         return True
 
     def _let_go(self) -> None:
-        if self._said and not self.engine_first:
+        if self._has_sent and not self.engine_first:
             self._send()
         if self._told:
             self._told = False
             time.sleep(YIELD_SECONDS)
-        if self._said:
+        if self._has_sent:
             self._send()
 
     def _send(self) -> None:
-        self._said = False
+        self._has_sent = False
         if self.control is not None:
             self.control.look()
 

@@ -232,19 +232,21 @@ _REGIONS = {Ground.BLOCKS: Region.BLOCKS, Ground.SLOTS: Region.SLOTS}
 class Producer:
     """Memory to be read: KV cache, slots and tags."""
 
-    def __init__(self, said: Give, descriptors: Sequence[int]) -> None:
+    def __init__(self, registration: Give, descriptors: Sequence[int]) -> None:
         """The descriptors stay the caller's. Raises TransportError, or OSError without a descriptor
         left."""
-        self.incarnation, self.key = said.incarnation, said.key
-        self.block_bytes = said.block_bytes
+        self.incarnation, self.key = registration.incarnation, registration.key
+        self.block_bytes = registration.block_bytes
         self.sources: dict[Ground, Source] = {}
         self.under_way = 0
         self._closed = False
         kv_cache, slots, tags = descriptors
         try:
             for ground, each in zip(Ground, (kv_cache, slots), strict=True):
-                self.sources[ground] = open_source(said.where, each, said.sizes[ground])
-            self.tags: PeerTags | None = PeerTags(tags, said.sizes[2])
+                self.sources[ground] = open_source(
+                    registration.where, each, registration.sizes[ground]
+                )
+            self.tags: PeerTags | None = PeerTags(tags, registration.sizes[2])
         except (TransportError, OSError):
             self.close()
             raise
@@ -265,14 +267,16 @@ class Producer:
 class Consumer:
     """Landing slots to be written."""
 
-    def __init__(self, said: Take, descriptor: int, challenge: bytes) -> None:
+    def __init__(self, registration: Take, descriptor: int, challenge: bytes) -> None:
         """The descriptor stays the caller's; ``challenge`` is the agent's. Raises
         TransportError."""
-        self.incarnation = said.incarnation
-        self.connection = Connection(challenge, said.challenge)
-        self.slot_bytes, self.num_slots = said.slot_bytes, said.num_slots
-        self.block_bytes = said.block_bytes
-        self.ring: Ring = open_ring(said.where, descriptor, said.slot_bytes * said.num_slots)
+        self.incarnation = registration.incarnation
+        self.connection = Connection(challenge, registration.challenge)
+        self.slot_bytes, self.num_slots = registration.slot_bytes, registration.num_slots
+        self.block_bytes = registration.block_bytes
+        self.ring: Ring = open_ring(
+            registration.where, descriptor, registration.slot_bytes * registration.num_slots
+        )
         self.busy: set[int] = set()
         """Slots of requests that are not answered."""
         self.under_way = 0
@@ -337,10 +341,10 @@ class Producers:
 
     known: dict[bytes, Producer] = field(default_factory=dict)
 
-    def why_not(self, said: Give) -> str | None:
+    def why_not(self, registration: Give) -> str | None:
         """Return why a registration is refused: its incarnation has another key. Else None."""
-        there = self.known.get(said.incarnation)
-        if there is not None and not is_proof(there.key, said.key):
+        there = self.known.get(registration.incarnation)
+        if there is not None and not is_proof(there.key, registration.key):
             return "a producer of this incarnation is registered with another key"
         return None
 

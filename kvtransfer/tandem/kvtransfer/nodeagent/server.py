@@ -90,8 +90,8 @@ class Caller:
     def may_call(self, group: int | None) -> bool:
         """Return whether it belongs to this process's user, or to ``group``."""
         level = socket.SOL_SOCKET
-        said = self.sock.getsockopt(level, socket.SO_PEERCRED, _CREDENTIALS.size)
-        _, user, own_group = _CREDENTIALS.unpack(said)
+        credentials = self.sock.getsockopt(level, socket.SO_PEERCRED, _CREDENTIALS.size)
+        _, user, own_group = _CREDENTIALS.unpack(credentials)
         if user == os.geteuid() or group is None:
             return bool(user == os.geteuid())
         size, groups = struct.calcsize("I"), b""
@@ -346,22 +346,27 @@ class NodeAgent:
         caller.say(Rejected(reason))
         caller.ended = True
 
-    def _register(self, caller: Caller, said: Give | Take, files: list[int]) -> str | None:
-        if said.version != VERSION:
-            return f"the worker speaks version {said.version}, the agent {VERSION}"
+    def _register(self, caller: Caller, registration: Give | Take, files: list[int]) -> str | None:
+        if registration.version != VERSION:
+            return f"the worker speaks version {registration.version}, the agent {VERSION}"
         try:
-            if isinstance(said, Take):
-                caller.consumer = Consumer(said, files[0], caller.challenge)
+            if isinstance(registration, Take):
+                caller.consumer = Consumer(registration, files[0], caller.challenge)
             else:
-                refused = self._producers.why_not(said)
+                refused = self._producers.why_not(registration)
                 if refused is not None:
                     return refused
-                caller.producer = Producer(said, files)
+                caller.producer = Producer(registration, files)
                 self._producers.enter(caller.producer)
         except (TransportError, OSError) as error:
             return str(error)
-        role = "consumer" if isinstance(said, Take) else "producer"
-        logger.info("%s %s is registered, memory: %s", role, said.incarnation.hex()[:8], said.where)
+        role = "consumer" if isinstance(registration, Take) else "producer"
+        logger.info(
+            "%s %s is registered, memory: %s",
+            role,
+            registration.incarnation.hex()[:8],
+            registration.where,
+        )
         return None
 
     def _ask(self, caller: Caller, consumer: Consumer, request: Copy) -> None:

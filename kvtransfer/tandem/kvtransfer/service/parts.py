@@ -63,8 +63,8 @@ def _of_this_node(config: KVTransferConfig, name: str) -> Iterator[str]:
     if config.kv_node_folder is None or name not in ("cuda_p2p", "shm"):
         return
     if config.kv_wire_dtype != WireDtype.AUTO:
-        said = "KV goes through slots, not by mapped memory: kv_wire_dtype is %s"
-        logger.info(said, config.kv_wire_dtype)
+        text = "KV goes through slots, not by mapped memory: kv_wire_dtype is %s"
+        logger.info(text, config.kv_wire_dtype)
         return
     if config.kv_node_copy != "agent":
         yield name

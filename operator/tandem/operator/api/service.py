@@ -287,9 +287,9 @@ def spec_of(resource: dict[str, Any]) -> LLMServiceSpec:
     try:
         return msgspec.convert(resource["spec"], LLMServiceSpec)
     except msgspec.ValidationError as error:
-        said, _, place = str(error).partition(" - at ")
+        text, _, place = str(error).partition(" - at ")
         field = "spec" + place.strip("`").removeprefix("$")
-        raise Unreadable(f"{field}: {said}") from error
+        raise Unreadable(f"{field}: {text}") from error
 
 
 def status_of(resource: dict[str, Any]) -> LLMServiceStatus:

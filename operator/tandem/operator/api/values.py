@@ -171,7 +171,7 @@ API_VERSION = f"{GROUP}/{VERSION}"
 
 
 class Api(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """Base of every object in a resource: camelCase outside, nothing written that was not said."""
+    """Base of every object in a resource: camelCase outside, only given fields are written."""
 
 
 def digest(value: Any) -> str:

@@ -158,17 +158,17 @@ def _refused(
     assert job is not None
     source = spec.model.source.type
     field = f"spec.model.source.{source[0].lower()}{source[1:]}"
-    reason, said = _reason(report), report.message.rstrip(".")
+    reason, message = _reason(report), report.message.rstrip(".")
     if reason is Reason.MODEL_NOT_FOUND:
-        text = f"{said}. Correct {field}; or put the model there and delete Job {job.name}"
+        text = f"{message}. Correct {field}; or put the model there and delete Job {job.name}"
     elif reason is Reason.MODEL_UNSUPPORTED:
-        text = f"{said}. Choose another model in {field}"
+        text = f"{message}. Choose another model in {field}"
     elif job.failed:
-        text = f"{said}. Read the log of Job {job.name}; delete it to try again"
+        text = f"{message}. Read the log of Job {job.name}; delete it to try again"
         return _no(reason, text, status, where, given_up=where.source is not None)
     else:
         waiting = Reason.CHECKING if where.source is None else Reason.FETCHING
-        return _no(waiting, f"Job {job.name} tries again after: {said}", status, where)
+        return _no(waiting, f"Job {job.name} tries again after: {message}", status, where)
     return _no(reason, text, status, where)
 
 
@@ -176,8 +176,8 @@ def _waiting(
     job: JobView | None, status: ModelStatus, where: Delivery, long_ago: float
 ) -> ModelVerdict:
     if job is not None and job.failed:
-        said = job.problem.message if job.problem else "it ended without a report"
-        text = f"Job {job.name} failed: {said}. Read its log; delete it to try again"
+        message = job.problem.message if job.problem else "it ended without a report"
+        text = f"Job {job.name} failed: {message}. Read its log; delete it to try again"
         return _no(Reason.FETCH_FAILED, text, status, where, given_up=where.source is not None)
     if job is not None and job.problem is not None:
         return _no(job.problem.reason, job.problem.message, status, where)

@@ -177,10 +177,10 @@ def _container_problem(container: Manifest) -> Problem | None:
     ended = container.get("lastState", {}).get("terminated") or state.get("terminated") or {}
     down = not container.get("ready") and "running" not in state
     if reason == "CrashLoopBackOff" or (down and container.get("restartCount", 0) >= _CRASHES):
-        said = (ended.get("message") or ended.get("reason") or text or reason).strip()
+        message = (ended.get("message") or ended.get("reason") or text or reason).strip()
         code = ended.get("exitCode")
         return Problem(
-            Reason.CRASH_LOOP, f"container {container['name']} exits {code}: {said[-800:]}"
+            Reason.CRASH_LOOP, f"container {container['name']} exits {code}: {message[-800:]}"
         )
     return None
 

@@ -23,18 +23,18 @@ _FACTORS = {
 }
 
 
-def is_full(said: str) -> bool:
+def is_full(message: str) -> bool:
     """Return whether a message is about a full quota."""
-    return "exceeded quota" in said
+    return "exceeded quota" in message
 
 
-def gives_back(said: str) -> bool:
+def gives_back(message: str) -> bool:
     """Return whether deleting a pod with equal requests makes room in the quota.
 
     False if it is exceeded, or if the message has another form.
     """
-    found = _AMOUNTS.search(said)
-    if found is None or not is_full(said):
+    found = _AMOUNTS.search(message)
+    if found is None or not is_full(message):
         return False
     try:
         used, limited = (_amounts(each) for each in found.groups())
@@ -43,16 +43,16 @@ def gives_back(said: str) -> bool:
     return used.keys() == limited.keys() and all(used[name] <= limited[name] for name in used)
 
 
-def _amounts(said: str) -> dict[str, Decimal]:
+def _amounts(message: str) -> dict[str, Decimal]:
     """Return the amounts of ``pods=4,requests.memory=2Gi``. Raises ValueError or
     InvalidOperation.
     """
-    pairs = [each.split("=", 1) for each in said.split(",")]
+    pairs = [each.split("=", 1) for each in message.split(",")]
     return {name: _quantity(amount) for name, amount in pairs}
 
 
-def _quantity(said: str) -> Decimal:
-    number, suffix = re.fullmatch(_QUANTITY, said).groups()  # type: ignore[union-attr]
+def _quantity(text: str) -> Decimal:
+    number, suffix = re.fullmatch(_QUANTITY, text).groups()  # type: ignore[union-attr]
     return Decimal(number) * _FACTORS.get(suffix, Decimal(1))
 
 

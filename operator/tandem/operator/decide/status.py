@@ -239,9 +239,9 @@ def role_problem(inputs: StatusInputs, role: Role, revision: str | None = None) 
             continue
         if pod.ready or pod.deleting:
             continue
-        said = inputs.refusals.get(pod.uid)
-        if pod.problem is None and said is not None and said.reason is not Reason.STARTING:
-            return Problem(said.reason, f"{pod.name}: {said.message}")
+        refusal = inputs.refusals.get(pod.uid)
+        if pod.problem is None and refusal is not None and refusal.reason is not Reason.STARTING:
+            return Problem(refusal.reason, f"{pod.name}: {refusal.message}")
         if pod.problem is None:
             continue
         since = pod.pending_since

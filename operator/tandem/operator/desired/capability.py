@@ -19,13 +19,13 @@ Question = Callable[[LLMServiceSpec], object]
 
 
 def _above_one(role: Role, field: str) -> Question:
-    def said(spec: LLMServiceSpec) -> object:
+    def value_of(spec: LLMServiceSpec) -> object:
         part = worker_role(spec, role)
         holder = part if field == "nodes_per_replica" else part.parallelism
         number: int = getattr(holder, field) or 1
         return number if number > 1 else None
 
-    return said
+    return value_of
 
 
 def _role_fields() -> Iterator[tuple[str, Question, str]]:
@@ -133,8 +133,8 @@ _REFUSED: tuple[tuple[str, Question, str], ...] = (
 
 def unsupported(spec: LLMServiceSpec) -> str | None:
     """Return the refusal of an unsupported field, or None."""
-    for field, said, instead in _REFUSED:
-        value = said(spec)
+    for field, value_of, instead in _REFUSED:
+        value = value_of(spec)
         if value is not None:
             return f"spec.{field}:{_shown(value)} is not supported; {instead}"
     return None

@@ -71,9 +71,9 @@ def job_container(facts: Facts) -> Manifest:
     """
     role = answering_role(facts.spec)
     own = fetch_container(facts, role)
-    said = _fetch_items(template_of(facts.spec, role))
+    items = _fetch_items(template_of(facts.spec, role))
     place = f"spec.{role}.podTemplate.spec.{_INITS}"
-    now: list[Manifest] = merged([own], said, path=place)
+    now: list[Manifest] = merged([own], items, path=place)
     check_fetch(own, {_INITS: now}, place)
     return next(each for each in now if each.get("name") == FETCH)
 
@@ -88,8 +88,8 @@ def without_job(facts: Facts, role: Role, template: Manifest) -> Manifest:
     answering = answering_role(facts.spec)
     if role is not answering:
         field = f"spec.{role}.podTemplate.spec.{_INITS}[{FETCH}]"
-        said = f"a Job fetches the model; it uses spec.{answering}.podTemplate"
-        raise TemplateConflict(field, said)
+        reason = f"a Job fetches the model; it uses spec.{answering}.podTemplate"
+        raise TemplateConflict(field, reason)
     job_container(facts)
     spec = template["spec"]
     rest = [each for each in spec[_INITS] if not _is(each, FETCH)]
@@ -101,8 +101,8 @@ def job_pod(spec: LLMServiceSpec, settings: OperatorSettings) -> Manifest:
 
     Affinity to other pods is omitted: they may wait for this one.
     """
-    said = template_of(spec, answering_role(spec)).get("spec")
-    given = said if isinstance(said, dict) else {}
+    pod_spec = template_of(spec, answering_role(spec)).get("spec")
+    given = pod_spec if isinstance(pod_spec, dict) else {}
     base = {"imagePullSecrets": pull_secrets(spec, settings), "tolerations": []}
     pod: Manifest = {
         name: merged(own, given[name], path=name)

@@ -157,8 +157,8 @@ def _judge(question: Question) -> tuple[Reason, str]:
         return Reason.CANARY_OK, f"decode alone answered {alone!r}"
     answer, shape = complete(question, _DISAGGREGATED)
     if shape != _DISAGGREGATED:
-        said = shape or "not reported"
-        text = f"the answer did not use KV of a prefill worker (shape: {said})"
+        reported = shape or "not reported"
+        text = f"the answer did not use KV of a prefill worker (shape: {reported})"
         return Reason.CANARY_NOT_DISAGGREGATED, text
     if answer != alone:
         text = f"with KV: {answer!r}; decode alone: {alone!r}"
@@ -195,9 +195,9 @@ def post(
             content = json.load(answer)
             served = answer.headers.get(names.HEADER_SHAPE)
     except urllib.error.HTTPError as error:
-        said = _said(error)
-        text = f"HTTP {error.code}: {said}"
-        if is_full(error.code, said) or (error.code in _LATE and serves_others(question)):
+        shown = _error_text(error)
+        text = f"HTTP {error.code}: {shown}"
+        if is_full(error.code, shown) or (error.code in _LATE and serves_others(question)):
             raise CanaryQueued(text) from error
         raise CanaryError(text) from error
     except (OSError, ValueError, HTTPException) as error:
@@ -235,7 +235,7 @@ def _is_timeout(error: Exception) -> bool:
     return isinstance(error, TimeoutError) or isinstance(reason, TimeoutError)
 
 
-def _said(error: urllib.error.HTTPError) -> str:
+def _error_text(error: urllib.error.HTTPError) -> str:
     """Return the beginning of an error's body."""
     try:
         return error.read(500).decode(errors="replace")

@@ -106,11 +106,11 @@ def why_down(links: Iterable[dict[str, Any]]) -> list[str]:
     Reasons that differ in numbers only are one.
     """
     reasons = sorted(str(each.get("reason", "")) for each in links if each.get("state") == "down")
-    said: dict[str, str] = {}
+    examples: dict[str, str] = {}
     for reason in reasons:
-        said.setdefault(_NUMBER.sub("#", reason), reason)
+        examples.setdefault(_NUMBER.sub("#", reason), reason)
     counts = Counter(_NUMBER.sub("#", reason) for reason in reasons)
     return [
-        f"{number} x {said[alike] or 'no reason given'}"[:_MOST_CHARACTERS]
+        f"{number} x {examples[alike] or 'no reason given'}"[:_MOST_CHARACTERS]
         for alike, number in counts.most_common(_MOST_REASONS)
     ]

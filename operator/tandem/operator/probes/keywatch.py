@@ -130,12 +130,12 @@ def read_keys(pod: PodView, access: PodAccess) -> frozenset[str] | None:
     host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
     try:
         if pod.role is Role.ROUTER:
-            said = read_fleet(f"http://{host}:{ROUTER_PORT}", access.token, TIMEOUT)
+            fleet = read_fleet(f"http://{host}:{ROUTER_PORT}", access.token, TIMEOUT)
         else:
             port = access.others.get((pod.role, pod.revision), access.probe_port)
             address = f"http://{host}:{port}/debug"
             with urllib.request.urlopen(address, timeout=TIMEOUT) as answer:
-                said = json.load(answer)
-        return frozenset(map(str, said["keys"]))
+                fleet = json.load(answer)
+        return frozenset(map(str, fleet["keys"]))
     except (OSError, ValueError, LookupError, TypeError, HTTPException):
         return None

@@ -140,8 +140,8 @@ class Probes:
 
 def queued(before: Verdict, now: Verdict) -> Verdict:
     """Return the previous verdict: the last question got no turn."""
-    said = before.message.partition(_QUEUED)[0]
-    return msgspec.structs.replace(before, message=f"{said}{_QUEUED}{now.message}")
+    text = before.message.partition(_QUEUED)[0]
+    return msgspec.structs.replace(before, message=f"{text}{_QUEUED}{now.message}")
 
 
 def _unanswered(question: Question) -> Verdict:

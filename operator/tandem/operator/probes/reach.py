@@ -213,8 +213,8 @@ class Reach:
     def _take_out(self, owner: Identity, pod: PodView) -> bool:
         """Set a pod to not ready; return whether the API server accepted it."""
         text = f"{pod.ip} on node {pod.node} has not answered for {self._patience:g} s"
-        said = f"router {pod.name}: {text}, while a router on another node does"
-        logger.warning("%s/%s: %s", owner.namespace, owner.name, said)
+        message = f"router {pod.name}: {text}, while a router on another node does"
+        logger.warning("%s/%s: %s", owner.namespace, owner.name, message)
         try:
             self._cluster.patch_pod_status(owner.namespace, pod.name, _unready(pod, text))
         except ClusterError as error:
@@ -222,7 +222,7 @@ class Reach:
             return False
         self._metrics.silent_routers.inc()
         try:
-            self._cluster.create(warning(owner, REASON, said, time.time()))
+            self._cluster.create(warning(owner, REASON, message, time.time()))
         except ClusterError as error:
             logger.warning("%s/%s: no event: %s", owner.namespace, owner.name, error)
         return True

@@ -58,15 +58,15 @@ class Refusals:
         if due:
             with contextlib.suppress(RuntimeError):  # closed
                 self._pool.submit(self._ask, key, unready, token)
-        return {uid: said for uid, said in found.items() if said.message}
+        return {uid: problem for uid, problem in found.items() if problem.message}
 
     def _ask(self, key: Key, pods: list[PodView], token: str) -> None:
         answers = {pod.uid: refusal_of(pod, token, self._port) for pod in pods}
         with self._lock:
             before = self._found.get(key, {})
             found = {
-                uid: before.get(uid, _SILENT) if said is None else said
-                for uid, said in answers.items()
+                uid: before.get(uid, _SILENT) if problem is None else problem
+                for uid, problem in answers.items()
             }
             changed = before != found
             self._found[key] = found
@@ -99,8 +99,8 @@ def refusal_of(pod: PodView, token: str, port: int) -> Problem | None:
         text = f"keys do not fit: it is refused by the workers at {where}"
         return Problem(Reason.KEYS_REFUSED, text)
     if others:
-        said = "; ".join(f"{where}: {text}" for where, text in sorted(others.items())[:_MOST])
-        return Problem(Reason.WIRE_REFUSED, f"workers speak another protocol ({said})")
+        listed = "; ".join(f"{where}: {text}" for where, text in sorted(others.items())[:_MOST])
+        return Problem(Reason.WIRE_REFUSED, f"workers speak another protocol ({listed})")
     return Problem(Reason.STARTING, _said_by_probe(url))
 
 

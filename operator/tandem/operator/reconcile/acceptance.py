@@ -66,11 +66,11 @@ def _asked(holder: Manifest) -> Asked:
     """Return the amounts of a container or pod. A limit alone is a request, too."""
     given = holder.get("resources") or {}
     limits = given.get("limits") or {}
-    said = {"limits": limits, "requests": {**limits, **(given.get("requests") or {})}}
+    amounts = {"limits": limits, "requests": {**limits, **(given.get("requests") or {})}}
     return {
         f"{kind}.{name}": parse_quantity(amount)  # type: ignore[no-untyped-call]
         for kind in _AMOUNTS
-        for name, amount in said[kind].items()
+        for name, amount in amounts[kind].items()
     }
 
 
@@ -115,7 +115,7 @@ class Acceptance:
         if self._accepted.get(key) == asked:
             return word, None
         try:
-            said = (
+            problem = (
                 problem_word(self._strangers(seen, facts, live))
                 or self._secrets(facts)
                 or self._refused(seen, facts)
@@ -123,9 +123,9 @@ class Acceptance:
         except ClusterError as error:
             unknown = unanswered("the spec cannot be tested", error)
             return problem_word([unknown]) or word, unknown
-        if said is None:
+        if problem is None:
             self._accepted[key] = asked
-        return said or word, None
+        return problem or word, None
 
     def _strangers(self, seen: Seen, facts: Facts, live: Snapshot) -> list[Taken]:
         """Return the names of future children that belong to other owners."""
@@ -144,14 +144,14 @@ class Acceptance:
         for name, field in _foreign_secrets(facts).items():
             secret = self._cluster.get("Secret", facts.owner.namespace, name)
             if secret is None:
-                said = f"{field} names Secret {name}, which does not exist"
-                return "False", Reason.SECRET_NOT_FOUND, said
+                text = f"{field} names Secret {name}, which does not exist"
+                return "False", Reason.SECRET_NOT_FOUND, text
             if not is_allowed(secret):
-                said = (
+                text = (
                     f"{field} names Secret {name}, which lacks the label {LABEL_ALLOWED}={ALLOWED}:"
                     f" its owner may run `kubectl label secret {name} {LABEL_ALLOWED}={ALLOWED}`"
                 )
-                return "False", Reason.SECRET_NOT_ALLOWED, said
+                return "False", Reason.SECRET_NOT_ALLOWED, text
         return None
 
     def _refused(self, seen: Seen, facts: Facts) -> Word | None:
@@ -161,15 +161,17 @@ class Acceptance:
             if (role, revision) in seen.workloads:
                 continue
             manifest = deployment(facts, role, revision, 0, rendered(facts, role))
-            said = self._applier.refusal(manifest)
-            if said is None:
-                said = self._applier.refusal_of_pods(manifest)
-                said = None if said and _is_of_place(seen, facts, role, said) else said
-            if said is not None:
-                return "False", refusal(said, Reason.POD_TEMPLATE_INVALID), f"{role}: {said}"
+            message = self._applier.refusal(manifest)
+            if message is None:
+                message = self._applier.refusal_of_pods(manifest)
+                message = None if message and _is_of_place(seen, facts, role, message) else message
+            if message is not None:
+                return "False", refusal(message, Reason.POD_TEMPLATE_INVALID), f"{role}: {message}"
         job = model_job(facts)
-        said = None if job is None else self._applier.refusal(job)  # its pod may find room later
-        return None if said is None else ("False", Reason.POD_TEMPLATE_INVALID, f"model: {said}")
+        message = None if job is None else self._applier.refusal(job)  # its pod may find room later
+        return (
+            None if message is None else ("False", Reason.POD_TEMPLATE_INVALID, f"model: {message}")
+        )
 
     def forget(self, key: Key) -> None:
         self._accepted.pop(key, None)
@@ -190,9 +192,9 @@ def _foreign_secrets(facts: Facts) -> dict[str, str]:
     return found
 
 
-def _is_of_place(seen: Seen, facts: Facts, role: Role, said: str) -> bool:
+def _is_of_place(seen: Seen, facts: Facts, role: Role, message: str) -> bool:
     """Return whether a quota refuses pods only because of those that they may replace."""
-    if seen.spec.rollout.surge is Surge.ALWAYS or not gives_back(said):
+    if seen.spec.rollout.surge is Surge.ALWAYS or not gives_back(message):
         return False
     stables, wanted = seen.status.rollout.stable, plan.replicas(seen)
     rolling = [each for each in Role if stables.get(each) != facts.revision(each)]
@@ -205,9 +207,9 @@ def _is_of_place(seen: Seen, facts: Facts, role: Role, said: str) -> bool:
     return fits(rendered(facts, role)["spec"], template["spec"])
 
 
-def refusal(said: str, otherwise: Reason) -> Reason:
+def refusal(message: str, otherwise: Reason) -> Reason:
     """Return the reason of a refusal; a quota has its own."""
-    quota = is_full(said) or "failed quota" in said
+    quota = is_full(message) or "failed quota" in message
     return Reason.QUOTA_EXCEEDED if quota else otherwise
 
 

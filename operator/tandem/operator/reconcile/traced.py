@@ -94,8 +94,10 @@ def _write_phase(root: OpenSpan, record: LookRecord, phase: Phase, offset: float
     assert phase.end is not None, "a record that is over has no open phase"
     span = root.child(phase.name, phase.begin + offset)
     _write_calls(span, record, phase, offset)
-    said = {"error.type": record.failure_type} if phase.failure and record.failure_type else None
-    span.end(phase.end + offset, said, phase.failure)
+    attributes = (
+        {"error.type": record.failure_type} if phase.failure and record.failure_type else None
+    )
+    span.end(phase.end + offset, attributes, phase.failure)
 
 
 def _write_calls(parent: OpenSpan, record: LookRecord, phase: Phase | None, offset: float) -> None:
@@ -106,7 +108,7 @@ def _write_calls(parent: OpenSpan, record: LookRecord, phase: Phase | None, offs
 
 def _write_call(parent: OpenSpan, call: ApiCall, offset: float) -> None:
     target = target_of(call.path)
-    said: dict[str, str | int | bool] = {
+    attributes: dict[str, str | int | bool] = {
         "http.request.method": call.method,
         "http.response.status_code": call.status,
         "tandem.object.kind": target.kind,
@@ -114,14 +116,14 @@ def _write_call(parent: OpenSpan, call: ApiCall, offset: float) -> None:
         "tandem.object.name": target.name or call.name,
     }
     if target.subresource:
-        said["tandem.object.subresource"] = target.subresource
+        attributes["tandem.object.subresource"] = target.subresource
     if call.dry_run:
-        said["tandem.dry_run"] = True
+        attributes["tandem.dry_run"] = True
     error = _error_of(call)
     if error is not None:
-        said["error.type"] = str(call.status) if call.status else "no answer"
+        attributes["error.type"] = str(call.status) if call.status else "no answer"
     span = parent.child(f"{verb_of(call)} {target.kind}", call.begin + offset, "client")
-    span.end(call.end + offset, said, error)
+    span.end(call.end + offset, attributes, error)
 
 
 def _error_of(call: ApiCall) -> str | None:
@@ -133,7 +135,7 @@ def _error_of(call: ApiCall) -> str | None:
 
 def _attributes(record: LookRecord) -> dict[str, str | int | float | list[str]]:
     namespace, name = record.key
-    said: dict[str, str | int | float | list[str]] = {
+    attributes: dict[str, str | int | float | list[str]] = {
         "tandem.service.namespace": namespace,
         "tandem.service.name": name,
         "tandem.reconcile.reasons": list(record.why),
@@ -142,14 +144,14 @@ def _attributes(record: LookRecord) -> dict[str, str | int | float | list[str]]:
         "tandem.reconcile.num_reads": record.num_reads,
     }
     if record.generation is not None:
-        said["tandem.service.generation"] = record.generation
+        attributes["tandem.service.generation"] = record.generation
     if record.again is not None:
-        said["tandem.reconcile.again_seconds"] = record.again
+        attributes["tandem.reconcile.again_seconds"] = record.again
     if record.dropped:
-        said["tandem.reconcile.num_dropped"] = record.dropped
+        attributes["tandem.reconcile.num_dropped"] = record.dropped
     if record.failure_type is not None:
-        said["error.type"] = record.failure_type
-    return said
+        attributes["error.type"] = record.failure_type
+    return attributes
 
 
 def verb_of(call: ApiCall) -> str:

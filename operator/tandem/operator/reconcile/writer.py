@@ -182,9 +182,9 @@ class Resizing:
         """
         roles = {pod.name: pod.role for pod in self._seen.pods}
         for mark in admissions(self._seen.pods, self._decided.admitted):
-            said = self._mark(mark)
-            if said is not None:
-                self._found.append(said)
+            problems = self._mark(mark)
+            if problems is not None:
+                self._found.append(problems)
                 self._blocked |= {roles[mark.pod], Role.ROUTER}
         return not self._found
 
@@ -226,19 +226,19 @@ class Resizing:
         return self._found
 
     def _write(self, size: Size, *, rises: bool) -> None:
-        said = self._applier.apply([size.manifest], self._live)
-        self._found += said
-        if said and rises:
+        problems = self._applier.apply([size.manifest], self._live)
+        self._found += problems
+        if problems and rises:
             self._blocked.add(size.key[0])
 
     def _is_kept(self, size: Size, templates: Mapping[str, Manifest]) -> bool:
         """Store the template, which a repair requires; return the success."""
         template = templates.get(size.manifest["metadata"]["name"])
-        said = self._applier.create([] if template is None else [template], self._live)
-        if said:
-            self._found += said
+        problems = self._applier.create([] if template is None else [template], self._live)
+        if problems:
+            self._found += problems
             self._blocked.add(size.key[0])
-        return not said
+        return not problems
 
     def _may_fall(self, size: Size, is_reachable: bool) -> bool:
         if self._decided.phase is Phase.SUSPENDED:
@@ -250,9 +250,9 @@ class Resizing:
     def _tell(self, marks: Iterable[Mark]) -> None:
         """Mark pods that leave; unmarked pods drain as well."""
         for mark in marks:
-            said = self._mark(mark)
-            if said is not None:
-                logger.warning("%s: not marked: %s", self._seen.owner.namespace, said.message())
+            problem = self._mark(mark)
+            if problem is not None:
+                logger.warning("%s: not marked: %s", self._seen.owner.namespace, problem.message())
 
     def _mark(self, mark: Mark) -> Refused | None:
         body = {"metadata": {"annotations": mark.annotations}}

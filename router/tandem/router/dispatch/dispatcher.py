@@ -107,12 +107,12 @@ async def call_all(pool: WorkerPool, command: Command) -> Reply:
         for name, value in reply.values.items():
             values[name] = values.get(name, 0.0) + value
     ok = all(reply.ok for reply in replies)
-    said = [
+    results = [
         f"{worker.name}: {reply.message}"
         for worker, reply in zip(workers, replies, strict=True)
         if not reply.ok or (ok and reply.message)
     ]
-    return Reply(id=command.id, ok=ok, message="; ".join(said), values=values)
+    return Reply(id=command.id, ok=ok, message="; ".join(results), values=values)
 
 
 logger = logging.getLogger(__name__)
@@ -411,8 +411,8 @@ class Dispatcher:
         if job.request.pooling is None:
             return attempt.failure(leg, FailCause.INTERNAL, "a vector, not tokens")
         if not output.values or len(output.values) % 4:
-            said = f"{len(output.values)} bytes that are not float32 values"
-            return attempt.failure(leg, FailCause.INTERNAL, said)
+            message = f"{len(output.values)} bytes that are not float32 values"
+            return attempt.failure(leg, FailCause.INTERNAL, message)
         for observer in job.observers:
             observer.answered(job, attempt, leg)
         attempt.heard(leg)

@@ -112,10 +112,10 @@ def _asked(request: EngineCoreRequest) -> dict[str, float]:
     if request.pooling is not None:
         return {}
     found = {attribute: getattr(params, name) for name, attribute in _NUMBERS.items()}
-    said = {attribute: value for attribute, value in found.items() if value is not None}
+    attributes = {attribute: value for attribute, value in found.items() if value is not None}
     if params.n > 1:
-        said["gen_ai.request.choice.count"] = params.n
-    return said
+        attributes["gen_ai.request.choice.count"] = params.n
+    return attributes
 
 
 class AttemptRecorder(Observer):
@@ -137,9 +137,13 @@ class AttemptRecorder(Observer):
             return
         if recording.asked is None:
             recording.asked = _asked(request)
-        said = {"tandem.attempt": number, "tandem.attempt_kind": attempt.kind, "tandem.rule": rule}
+        attributes = {
+            "tandem.attempt": number,
+            "tandem.attempt_kind": attempt.kind,
+            "tandem.rule": rule,
+        }
         begin = now - recording.arrived + recording.started
-        record.span = recording.span.child("attempt", begin, "client", said)
+        record.span = recording.span.child("attempt", begin, "client", attributes)
         attempt.watch = Watch(recording.request_id, record.span.traceparent)
 
     def ended(self, job: Job, attempt: Attempt, failure: AttemptFailure | None, now: float) -> None:

@@ -202,8 +202,8 @@ class Fleet(Observer):
         others = self.pool.other_wires()
         if problem is None or not others:
             return problem
-        where, said = next(iter(sorted(others.items())))
-        return f"{problem}; {len(others)} have another protocol: {where} says {said!r}"
+        where, protocol = next(iter(sorted(others.items())))
+        return f"{problem}; {len(others)} have another protocol: {where} says {protocol!r}"
 
     def _missing(self, *, prefill: int, decode: int) -> str | None:
         if self.sleeps(pooled=decode == 0):

@@ -324,8 +324,8 @@ class WorkerConnection:
         elif verdict is Verdict.REFUSED:
             logger.info("worker %s refused HELLO: %s", self.endpoint, session.why)
             other = session.terms.is_other_version(session.why)
-            if self.other_wire != (said := session.why if other else ""):
-                self.other_wire = said
+            if self.other_wire != (reason := session.why if other else ""):
+                self.other_wire = reason
                 self._listener.on_refused(self)
             self._greet_later()
         elif verdict is Verdict.GARBAGE:

@@ -122,15 +122,15 @@ def _message(
 
 def _begins_header(written: str, table: ChannelFormat) -> bool:
     channel, constrain = re.escape(table.channel), re.escape(table.constrain)
-    said = re.match(
+    found = re.match(
         rf"(?:assistant)?{_RECIPIENT}(?:{channel}(?:{'|'.join(_CHANNELS)}))?{_RECIPIENT}"
         rf"(?:\s*{constrain}\w*|\s+json)?",
         written,
     )
-    assert said is not None, "it matches nothing, too"
-    rest = written[said.end() :].lstrip()
+    assert found is not None, "it matches nothing, too"
+    rest = written[found.end() :].lstrip()
     next_ = ["to=", "json", *(f"{table.channel}{each}" for each in _CHANNELS)]
-    return any(each.startswith(rest) for each in (next_ if said.end() else (*next_, "assistant")))
+    return any(each.startswith(rest) for each in (next_ if found.end() else (*next_, "assistant")))
 
 
 def _call(sink: Sink, name: str, ends: tuple[str, ...]) -> Generator[None, None, None]:

@@ -73,44 +73,44 @@ def schema_of(
         raise GrammarError(f"a schema that is an object, for {name}")
     sets = [set(shape.split()) for shape in shapes]
     for place, each in subschemas(schema):
-        said = {key for key, value in each.items() if says(key, value)}
+        used = {key for key, value in each.items() if says(key, value)}
         if place == "/":
-            said.discard("$id")
-        for key in each.keys() - said - {"$defs", "definitions"}:
+            used.discard("$id")
+        for key in each.keys() - used - {"$defs", "definitions"}:
             del each[key]  # libraries have keywords and formats of their own
-        wrong = _wrong(each, said, schema, has_value)
+        wrong = _wrong(each, used, schema, has_value)
         if wrong is None and not has_any and _has_any(each):
             wrong = "properties or items of any kind"
-        if wrong is None and not any(said <= shape for shape in sets):
-            unknown = said.difference(*sets)
-            wrong = min(unknown) if unknown else " and ".join(sorted(said - {"type"}))
+        if wrong is None and not any(used <= shape for shape in sets):
+            unknown = used.difference(*sets)
+            wrong = min(unknown) if unknown else " and ".join(sorted(used - {"type"}))
         if wrong is not None:
             raise GrammarError(f"a schema without {wrong} at {place}: {name} does not support it")
     return json.dumps(schema)
 
 
 def _wrong(
-    schema: dict[str, Any], said: set[str], root: dict[str, Any], has_value: Callable[[Any], bool]
+    schema: dict[str, Any], used: set[str], root: dict[str, Any], has_value: Callable[[Any], bool]
 ) -> str | None:
-    if not said.intersection(("type", *_WHOLE)):
-        implied = next((kind for kind, keywords in _IMPLIED.items() if keywords & said), None)
+    if not used.intersection(("type", *_WHOLE)):
+        implied = next((kind for kind, keywords in _IMPLIED.items() if keywords & used), None)
         if implied is None:
             return "values of any type"
         schema["type"] = implied
     kind, properties = schema.get("type"), schema.get("properties", {})
     if properties:
-        said.discard("additionalProperties")
+        used.discard("additionalProperties")
         schema.pop("additionalProperties", None)  # no other property is written
-    if "$ref" in said and not _is_local(schema["$ref"], root):
+    if "$ref" in used and not _is_local(schema["$ref"], root):
         return "$ref"
-    if wrong := next((name for name in said if not _is_read(name, schema[name])), None):
+    if wrong := next((name for name in used if not _is_read(name, schema[name])), None):
         return wrong
-    if isinstance(kind, list) and said != {"type"}:
+    if isinstance(kind, list) and used != {"type"}:
         return "several types"
     values = [schema["const"]] if "const" in schema else schema.get("enum", [])
     if not all(has_value(each) and (kind is None or _is_of(each, kind)) for each in values):
         return "const" if "const" in schema else "enum"
-    if "pattern" in said:
+    if "pattern" in used:
         schema["pattern"] = json_pattern(schema["pattern"])
         return None if schema["pattern"] else "pattern"
     if not all(map(is_plain, properties)):

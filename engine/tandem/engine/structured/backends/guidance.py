@@ -219,11 +219,11 @@ def _words_of_schema(error: str, wanted: StructuredOutputsParams) -> str:
 
 def _words(error: str) -> str:
     line = " ".join(error.partition("\n<")[0].split())
-    said = re.sub(r"^at \d+\(\d+\): invalid regex .*? \(in regex\): ", "", line)
-    if said.startswith("NoExtension"):
+    text = re.sub(r"^at \d+\(\d+\): invalid regex .*? \(in regex\): ", "", line)
+    if text.startswith("NoExtension"):
         return "no text matches"
-    said = said.partition(" 1 | start:")[0][:300]
-    if _LIMIT.search(said):
-        reached = _PLACE.sub("", said.partition("; consider")[0].partition("; try")[0])
+    text = text.partition(" 1 | start:")[0][:300]
+    if _LIMIT.search(text):
+        reached = _PLACE.sub("", text.partition("; consider")[0].partition("; try")[0])
         return f"a smaller one, for it reaches a limit: {reached}"
-    return said or "no grammar"
+    return text or "no grammar"

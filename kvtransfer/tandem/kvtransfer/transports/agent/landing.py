@@ -138,12 +138,12 @@ class Asker:
         self._unsaid.clear()
         self._asked.clear()
 
-    def _check(self, answer: Copied | Refused, said: Connection) -> None:
+    def _check(self, answer: Copied | Refused, connection: Connection) -> None:
         request, key = self._asked.pop(answer.number, (None, b""))
         if request is None:
             raise TransportError("the node's agent answered an unknown request")
         if isinstance(answer, Copied):
-            expected = agents_proof(key, said, request, answer.tags)
+            expected = agents_proof(key, connection, request, answer.tags)
             if not is_proof(answer.proof, expected):
                 raise TransportError("the node's agent does not have the producer's key")
 
@@ -154,8 +154,10 @@ class Asker:
         where, greeted = self._copier.where(), Connection(hello.challenge, fresh())
         try:
             named = VERSION, self._incarnation
-            said = Take(*named, slot_bytes, num_slots, block_bytes, where, greeted.consumers)
-            if not line.say(said, [descriptor]):
+            registration = Take(
+                *named, slot_bytes, num_slots, block_bytes, where, greeted.consumers
+            )
+            if not line.say(registration, [descriptor]):
                 raise TransportError("the node's agent accepts no registration")
         finally:
             os.close(descriptor)
@@ -213,9 +215,9 @@ ANSWER_SECONDS = 5.0
 class Giver:
     """Thread that keeps P registered, from ``start`` to ``stop``."""
 
-    def __init__(self, folder: Path, said: Give, given: Given) -> None:
+    def __init__(self, folder: Path, registration: Give, given: Given) -> None:
         """Take the descriptors over."""
-        self._folder, self._said, self._given = folder, said, given
+        self._folder, self._registration, self._given = folder, registration, given
         self.registered = threading.Event()
         """Set while the agent has the memory."""
         self._stop_reader, self._stop_writer = socket.socketpair()
@@ -260,7 +262,7 @@ class Giver:
         if hello is None:
             raise TransportError("the node's agent does not answer")
         check_hello(hello)
-        if not line.say(self._said, self._given.descriptors):
+        if not line.say(self._registration, self._given.descriptors):
             raise TransportError("the node's agent accepts no registration")
         answer = self._wait(line, ANSWER_SECONDS)
         if isinstance(answer, Rejected):

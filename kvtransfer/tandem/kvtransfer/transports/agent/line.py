@@ -55,8 +55,8 @@ class Line:
             self._sock.connect(str(path))
             user, trusted = user_of(self._sock), {0, folder.lstat().st_uid}
             if user not in trusted:
-                said = f"{path} is user {user}'s, not root's or the folder's owner's"
-                raise TransportError(said)
+                problem = f"{path} is user {user}'s, not root's or the folder's owner's"
+                raise TransportError(problem)
         except OSError as error:
             self.close()
             raise NoAgentYet(f"no agent of this node at {path}: {error}") from error
@@ -110,6 +110,6 @@ def check_hello(message: ToWorker) -> Hello:
     if not isinstance(message, Hello):
         raise TransportError(f"the node's agent sent {type(message).__name__} instead of Hello")
     if message.version != VERSION:
-        said = f"the node's agent speaks version {message.version}"
-        raise TransportError(f"{said}, allowed is {VERSION}")
+        problem = f"the node's agent speaks version {message.version}"
+        raise TransportError(f"{problem}, allowed is {VERSION}")
     return message

@@ -172,8 +172,8 @@ class AgentTransport:
         card = AgentCard(VERSION, place_of(self._folder), self._incarnation, secret)
         block_bytes, where = blocks.kv_cache.shape[1], self._copier.where()
         key = key_for(secret, COPYING)
-        said = Give(VERSION, self._incarnation, key, sizes, block_bytes, where)
-        self._giver = Giver(self._folder, said, Given((a, b, c), sizes))
+        registration = Give(VERSION, self._incarnation, key, sizes, block_bytes, where)
+        self._giver = Giver(self._folder, registration, Given((a, b, c), sizes))
         self._giver.start()
         return encode(card)
 
@@ -189,14 +189,14 @@ class AgentTransport:
         """Keep the producer's card. Raises TransportError if the producer is not on this machine,
         NoAgentYet if there is no agent."""
         self._forget(peer)
-        said = decode_card(card)
-        if said.incarnation != peer:
+        decoded = decode_card(card)
+        if decoded.incarnation != peer:
             raise TransportError("the card is of another producer")
-        if said.place != place_of(self._folder):
+        if decoded.place != place_of(self._folder):
             raise TransportError(f"the producer uses another agent than that of {self._folder}")
         self.advance()  # an agent that has ended does not count
         self._asker.connect()
-        self._secrets[peer] = said.secret
+        self._secrets[peer] = decoded.secret
 
     def read(self, peer: Incarnation, extents: Sequence[Extent]) -> Ticket:
         ticket = Ticket(next(self._tickets))

@@ -182,12 +182,12 @@ class Connection(NamedTuple):
     consumers: bytes
 
 
-def consumers_proof(key: bytes, said: Connection, producer: bytes, consumer: bytes) -> bytes:
+def consumers_proof(key: bytes, connection: Connection, producer: bytes, consumer: bytes) -> bytes:
     """Return the proof that a consumer has the producer's secret."""
-    return proof_of(key, b"consumer", *said, producer, consumer)
+    return proof_of(key, b"consumer", *connection, producer, consumer)
 
 
-def agents_proof(key: bytes, said: Connection, request: Copy, tags: bytes) -> bytes:
+def agents_proof(key: bytes, connection: Connection, request: Copy, tags: bytes) -> bytes:
     """Return the proof that the producer has registered with this agent."""
     number = request.number.to_bytes(8, "little")
-    return proof_of(key, b"agent", *said, request.producer, request.consumer, number, tags)
+    return proof_of(key, b"agent", *connection, request.producer, request.consumer, number, tags)

@@ -71,6 +71,6 @@ def user_of(sock: socket.socket) -> int | None:
     """Return the user of the process at the other end; None if the system does not report it."""
     if not hasattr(socket, "SO_PEERCRED"):
         return None
-    said = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    user: int = _CREDENTIALS.unpack(said)[1]
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    user: int = _CREDENTIALS.unpack(credentials)[1]
     return user

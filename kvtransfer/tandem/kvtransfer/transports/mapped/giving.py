@@ -57,7 +57,7 @@ class _Caller:
     def __init__(self) -> None:
         self.challenge = fresh()
         self.since = time.monotonic()
-        self.said = bytearray()
+        self.received = bytearray()
         self.files: list[int] = []
 
     def close(self) -> None:
@@ -194,12 +194,12 @@ class DescriptorServer:
     def _hear(self, caller: socket.socket) -> None:
         known = self._callers[caller]
         try:
-            data, files = receive(caller, ANSWER.size + 1 - len(known.said), 1)
-            known.said += data
+            data, files = receive(caller, ANSWER.size + 1 - len(known.received), 1)
+            known.received += data
             known.files += files
-            if data and len(known.said) < ANSWER.size and len(known.files) <= 1:
+            if data and len(known.received) < ANSWER.size and len(known.files) <= 1:
                 return
-            if known.said:  # a caller that leaves before its first message is no error
+            if known.received:  # a caller that leaves before its first message is no error
                 self._answer(known)
         except BlockingIOError:
             return
@@ -211,9 +211,9 @@ class DescriptorServer:
     def _answer(self, known: _Caller) -> None:
         """Send the descriptors to a caller that has proved the secret, by sockets that only both
         ends have. Raises TransportError for any other, OSError."""
-        if len(known.said) != ANSWER.size or len(known.files) != 1:
-            raise TransportError(f"{len(known.said)} bytes, {len(known.files)} descriptors")
-        magic, consumer, nonce, proof = ANSWER.unpack(known.said)
+        if len(known.received) != ANSWER.size or len(known.files) != 1:
+            raise TransportError(f"{len(known.received)} bytes, {len(known.files)} descriptors")
+        magic, consumer, nonce, proof = ANSWER.unpack(known.received)
         if magic != MAGIC:
             raise TransportError(f"its first bytes are {magic!r}, allowed: {MAGIC!r}")
         with stream_of(known.files.pop()) as pair:

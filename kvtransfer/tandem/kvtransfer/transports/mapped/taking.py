@@ -88,8 +88,8 @@ class Call:
             return self._take(self._theirs)
         except BlockingIOError:
             if time.monotonic() > self._until:
-                said = f"{self._path} has not greeted within {GREETING_SECONDS:g} s"
-                raise TransportError(said) from None
+                problem = f"{self._path} has not greeted within {GREETING_SECONDS:g} s"
+                raise TransportError(problem) from None
             return None
         except OSError as error:
             raise self._failed(error) from error
@@ -127,8 +127,8 @@ class Call:
         with theirs:
             self._sent = name_of(theirs)
             proof = greeting.consumers(self._key, self._sent)
-            said = ANSWER.pack(MAGIC, greeting.consumer, greeting.answer, proof)
-            socket.send_fds(self._sock, [said], [theirs.fileno()])
+            answer = ANSWER.pack(MAGIC, greeting.consumer, greeting.answer, proof)
+            socket.send_fds(self._sock, [answer], [theirs.fileno()])
         return greeting
 
     def _check(self, greeting: Greeting) -> socket.socket:

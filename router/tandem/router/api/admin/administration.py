@@ -68,7 +68,7 @@ async def abort_requests(request: Request) -> Response:
 @routes.post("/reset_prefix_cache")
 async def reset_prefix_cache(request: Request) -> Response:
     """Drop cached blocks on every worker; 503 if one refuses."""
-    return _said(await service_of(request).llm.call(CommandName.RESET_PREFIX_CACHE))
+    return _answer_of(await service_of(request).llm.call(CommandName.RESET_PREFIX_CACHE))
 
 
 @routes.post("/flush_cache")
@@ -80,13 +80,13 @@ async def flush_cache(request: Request) -> Response:
 @routes.post("/start_profile")
 async def start_profile(request: Request) -> Response:
     """Start a profile on every worker, for 20 s at most; 503 if one fails."""
-    return _said(await service_of(request).llm.call(CommandName.START_PROFILE))
+    return _answer_of(await service_of(request).llm.call(CommandName.START_PROFILE))
 
 
 @routes.post("/stop_profile")
 async def stop_profile(request: Request) -> Response:
     """Write the profile of every worker to a folder of its machine; 503 if one fails."""
-    return _said(await service_of(request).llm.call(CommandName.STOP_PROFILE))
+    return _answer_of(await service_of(request).llm.call(CommandName.STOP_PROFILE))
 
 
 def _level() -> str:
@@ -105,7 +105,7 @@ def _told(card: ModelCard) -> dict[str, Any]:
     return {**told, "incarnation": card.incarnation and card.incarnation.hex()}
 
 
-def _said(reply: Reply) -> Response:
+def _answer_of(reply: Reply) -> Response:
     answer = _json({"ok": reply.ok, "message": reply.message})
     answer.status_code = 200 if reply.ok else 503
     return answer

@@ -54,7 +54,7 @@ def messages_of(
         where = f"{where}.content"
         blocks = _blocks(where, each.get("content"), role, reading)
         if role == "assistant":
-            found.append(_said(where, blocks, called))
+            found.append(_assistant_message(where, blocks, called))
         else:
             found += _asked(where, role, blocks, called)
     if not messages:
@@ -84,7 +84,9 @@ def _blocks(where: str, content: object, role: str, reading: Reading) -> list[Ma
     return content
 
 
-def _said(where: str, blocks: Sequence[Mapping[str, Any]], called: set[str]) -> Message:
+def _assistant_message(
+    where: str, blocks: Sequence[Mapping[str, Any]], called: set[str]
+) -> Message:
     message: Message = {"role": "assistant"}
     texts, thoughts, calls = [], [], []
     for index, block in enumerate(blocks):

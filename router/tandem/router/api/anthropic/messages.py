@@ -130,9 +130,9 @@ class MessageWriter:
         self._out.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode(content)))
 
     def _flushed(self) -> bytes:
-        said = b"".join(self._out)
+        data = b"".join(self._out)
         self._out.clear()
-        return said
+        return data
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -254,8 +254,8 @@ async def _read(
                 for choice in output.outputs:
                     opening = b"" if begun else asked.writer.begin(output)
                     begun = True
-                    said = asked.writer.take(asked.reader.read(output, choice))
-                    yield opening + said, output, choice
+                    events = asked.writer.take(asked.reader.read(output, choice))
+                    yield opening + events, output, choice
 
 
 async def _whole(asked: Asked, body: CountBody) -> Response:
@@ -274,9 +274,9 @@ async def _whole(asked: Asked, body: CountBody) -> Response:
 async def _events(asked: Asked, body: CountBody) -> AsyncGenerator[bytes, None]:
     last: tuple[RequestOutput, CompletionOutput] | None = None
     async with aclosing(_read(asked, body)) as steps:
-        async for said, output, choice in steps:
-            if said:
-                yield said
+        async for events, output, choice in steps:
+            if events:
+                yield events
             if choice is not None:
                 last = output, choice
     assert last is not None, "a stream without an error has an output"

@@ -201,8 +201,8 @@ async def _whole(
                 for choice in output.outputs:
                     reader.take(output, choice)
     assert last is not None, "a stream without an error has an output"
-    said = last.outputs if reader is None else reader.choices.values()
-    size = size_of(last.prompt_logprobs) + sum(size_of(each.logprobs) for each in said)
+    choices = last.outputs if reader is None else reader.choices.values()
+    size = size_of(last.prompt_logprobs) + sum(size_of(each.logprobs) for each in choices)
     content = await service.llm.cpu_pool.run(size, _content, body, answer, last, reader)
     return Response(content, media_type="application/json")
 
@@ -314,7 +314,9 @@ def _read_chunk(
 
 
 def _first(writer: ChunkWriter, output: RequestOutput, body: ChatBody, *, running: bool) -> bytes:
-    said = usage(len(output.prompt_token_ids), 0, output.num_cached_tokens) if running else None
+    usage_now = (
+        usage(len(output.prompt_token_ids), 0, output.num_cached_tokens) if running else None
+    )
     delta = {"role": "assistant", "content": _echoed(body)}
     content = b'"delta":' + msgspec.json.encode(delta)
     extras: dict[str, Any] = {}
@@ -322,7 +324,7 @@ def _first(writer: ChunkWriter, output: RequestOutput, body: ChatBody, *, runnin
         extras["prompt_token_ids"] = list(output.prompt_token_ids)
     if body.return_prompt_text:
         extras["prompt_text"] = output.prompt
-    return b"".join(writer.raw(index, content, said, extras) for index in range(body.n or 1))
+    return b"".join(writer.raw(index, content, usage_now, extras) for index in range(body.n or 1))
 
 
 def _chunk(

@@ -269,10 +269,10 @@ async def _events(
                     totals.put(prompt, output)
                 for choice in output.outputs:
                     if extra or choice.finish_reason is not None:
-                        said = _usage(totals, body) if running else None
+                        usage_now = _usage(totals, body) if running else None
                         echoes = body.echo and choices.is_first(prompt, choice)
                         size = size_of(output.prompt_logprobs) if echoes else 0
-                        chunk = (writer, choices, prompt, choice, output, body, said)
+                        chunk = (writer, choices, prompt, choice, output, body, usage_now)
                         yield await service.llm.cpu_pool.run(size, _chunk, *chunk)
                     else:
                         # Also without text: clients measure one chunk per step.
@@ -289,7 +289,7 @@ def _chunk(
     choice: CompletionOutput,
     output: RequestOutput,
     body: CompletionBody,
-    said: dict[str, Any] | None,
+    usage_now: dict[str, Any] | None,
 ) -> bytes:
     choice = choices.shown(choice)
     extras: dict[str, Any] = {}
@@ -305,5 +305,5 @@ def _chunk(
         finish=choice.finish_reason,
         stop_reason=choice.stop_reason,
         extras=extras,
-        usage=said,
+        usage=usage_now,
     )

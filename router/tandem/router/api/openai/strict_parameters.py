@@ -132,7 +132,7 @@ def _constants_of_all(several: Sequence[Any], at: str) -> list[Any] | None:
     together: list[Any] = []
     for each in several:
         is_null = _is_plain(each) and each["type"] == "null"
-        known = isinstance(each, Mapping) and _said(each) <= {"type", "enum", "const"}
+        known = isinstance(each, Mapping) and _keywords_of(each) <= {"type", "enum", "const"}
         if not known:
             return None
         values = [None] if is_null else _constants_of(each, at)
@@ -177,10 +177,10 @@ def _is_plain(schema: object) -> bool:
         return False
     kinds = schema.get("type")
     known = (each in ("string", "null") for each in (kinds if isinstance(kinds, list) else [kinds]))
-    return all(known) and _said(schema) <= {"type"}
+    return all(known) and _keywords_of(schema) <= {"type"}
 
 
-def _said(schema: Mapping[str, Any]) -> set[str]:
+def _keywords_of(schema: Mapping[str, Any]) -> set[str]:
     return {keyword for keyword, value in schema.items() if says(keyword, value)}
 
 

@@ -144,12 +144,12 @@ def write_spans(recording: Recording, model: str) -> None:
     first = recording.first_output
     if first is not None:
         stream = root.child("stream", first + offset)
-        said = {
+        attributes = {
             "tandem.waiting_seconds": recording.wait_seconds,
             "tandem.writing_seconds": recording.write_seconds,
             "tandem.num_outputs": recording.num_outputs,
         }
-        stream.end(end + offset, said)
+        stream.end(end + offset, attributes)
     status = recording.status
     error = f"status {status}" if status >= 500 or not status else None
     root.end(end + offset, _attributes(recording, model), error)
@@ -161,15 +161,15 @@ def _end_attempt(attempt: AttemptRecord, end: float, offset: float) -> None:
     first = min((leg.first for leg in attempt.legs if leg.first is not None), default=None)
     if first is not None:
         attempt.span.event("first token", first + offset)
-    said = {f"tandem.{leg.role}": leg.worker for leg in attempt.legs}
+    attributes = {f"tandem.{leg.role}": leg.worker for leg in attempt.legs}
     until = attempt.end if attempt.end is not None else end
     if attempt.failure is not None:
-        said["error.type"] = "attempt_failed"
-    attempt.span.end(until + offset, said, attempt.failure)
+        attributes["error.type"] = "attempt_failed"
+    attempt.span.end(until + offset, attributes, attempt.failure)
 
 
 def _attributes(recording: Recording, model: str) -> dict[str, Any]:
-    said: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "gen_ai.operation.name": operation_of(recording.path),
         "gen_ai.provider.name": PROVIDER,
         "gen_ai.request.model": model,
@@ -182,15 +182,15 @@ def _attributes(recording: Recording, model: str) -> dict[str, Any]:
         "tandem.request_id": recording.request_id,
     }
     if recording.route:
-        said["http.route"] = recording.route
+        attributes["http.route"] = recording.route
     if recording.status >= 400:
-        said["error.type"] = str(recording.status)
+        attributes["error.type"] = str(recording.status)
     if recording.finishes:
-        said["gen_ai.response.finish_reasons"] = recording.finishes
+        attributes["gen_ai.response.finish_reasons"] = recording.finishes
     if recording.first_output is not None:
         seconds = recording.first_output - recording.arrived
-        said["gen_ai.response.time_to_first_chunk"] = seconds
-    return said | (recording.asked or {})
+        attributes["gen_ai.response.time_to_first_chunk"] = seconds
+    return attributes | (recording.asked or {})
 
 
 HEADER = "x-tandem-timeline"

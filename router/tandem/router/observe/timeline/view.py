@@ -364,12 +364,12 @@ def _times(part: Part, recording: Recording) -> tuple[float, float]:
 
 def _part(part: Part, recording: Recording) -> dict[str, Any]:
     begin, ms = _times(part, recording)
-    said: dict[str, Any] = {"owner": part.owner, "name": part.name, "begin_ms": begin, "ms": ms}
+    result: dict[str, Any] = {"owner": part.owner, "name": part.name, "begin_ms": begin, "ms": ms}
     if part.worker:
-        said["worker"] = part.worker
+        result["worker"] = part.worker
     if part.amount:
-        said["amount"] = part.amount
-    return said
+        result["amount"] = part.amount
+    return result
 
 
 def _attempt(attempt: AttemptRecord, zero: float) -> dict[str, Any]:
@@ -388,7 +388,7 @@ def _attempt(attempt: AttemptRecord, zero: float) -> dict[str, Any]:
 
 def _leg(leg: LegRecord, zero: float) -> dict[str, Any]:
     where = placed(leg)
-    said: dict[str, Any] = {
+    result: dict[str, Any] = {
         "role": leg.role,
         "worker": leg.worker,
         "sent_ms": _ms(leg.sent - zero),
@@ -396,10 +396,10 @@ def _leg(leg: LegRecord, zero: float) -> dict[str, Any]:
         "first_ms": _since(leg.first, zero),
     }
     if where is None or leg.times is None:
-        return {**said, "notes": None}
+        return {**result, "notes": None}
     came, off = where
     return {
-        **said,
+        **result,
         "came_ms": _ms(came - zero),
         "off_by_at_most_ms": _ms(off),
         "notes": [_note(each, came - zero) for each in leg.times.notes],
@@ -409,16 +409,16 @@ def _leg(leg: LegRecord, zero: float) -> dict[str, Any]:
 
 def _note(note: Note, came: float) -> dict[str, Any]:
     seconds = note.end - note.begin
-    said: dict[str, Any] = {
+    result: dict[str, Any] = {
         "name": note.name,
         "begin_ms": _ms(came + note.begin),
         "ms": _ms(seconds),
     }
     if note.amount:
-        said["amount"] = note.amount
+        result["amount"] = note.amount
     if note.name in ("part", "load") and note.amount and seconds > 0:
-        said["gb_per_s"] = round(note.amount / seconds / 1e9, 4)
-    return said
+        result["gb_per_s"] = round(note.amount / seconds / 1e9, 4)
+    return result
 
 
 def _candidates(attempt: AttemptRecord) -> list[dict[str, Any]]:
@@ -438,7 +438,7 @@ def _candidate(view: WorkerView, scene: Scene, *, chosen: bool) -> dict[str, Any
         for pair, throughput in scene.fleet.paces.items()
         if pair[0] == view.incarnation
     }
-    said: dict[str, Any] = {
+    result: dict[str, Any] = {
         "worker": view.name,
         "role": str(view.role),
         "chosen": chosen,
@@ -449,10 +449,10 @@ def _candidate(view: WorkerView, scene: Scene, *, chosen: bool) -> dict[str, Any
         "prefill_tokens_per_s": round(view.prefill_tokens_per_s, 1),
     }
     if view.role is WorkerRole.PREFILL:
-        said["link_wait_ms"] = _ms(max((_wait(each) for each in paces.values()), default=0.0))
+        result["link_wait_ms"] = _ms(max((_wait(each) for each in paces.values()), default=0.0))
     flags = ("draining", "suspect")
-    said.update({name: True for name in flags if getattr(view, name)})
-    return said
+    result.update({name: True for name in flags if getattr(view, name)})
+    return result
 
 
 def _wait(throughput: LinkThroughput) -> float:

@@ -255,13 +255,13 @@ async def _read(
                     begun = True
                     logprobs = chat_logprobs(choice.logprobs)
                     events = asked.reader.read(output, choice)
-                    said = await asked.service.llm.cpu_pool.run(
+                    data = await asked.service.llm.cpu_pool.run(
                         asked.writer.weight_of(events),
                         asked.writer.take,
                         events,
                         logprobs["content"] if logprobs else (),
                     )
-                    yield opening + said, output, choice
+                    yield opening + data, output, choice
 
 
 async def _whole(asked: Asked) -> Response:
@@ -278,9 +278,9 @@ async def _whole(asked: Asked) -> Response:
 async def _events(asked: Asked) -> AsyncGenerator[bytes, None]:
     last: tuple[RequestOutput, CompletionOutput] | None = None
     async with aclosing(_read(asked)) as steps:
-        async for said, output, choice in steps:
-            if said:
-                yield said
+        async for events, output, choice in steps:
+            if events:
+                yield events
             if choice is not None:
                 last = output, choice
     assert last is not None, "a stream without an error has an output"

@@ -195,6 +195,6 @@ class ResponseWriter:
         self._out.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode(content)))
 
     def _flushed(self) -> bytes:
-        said = b"".join(self._out)
+        data = b"".join(self._out)
         self._out.clear()
-        return said
+        return data

@@ -221,7 +221,7 @@ def test_who_is_elsewhere_or_alone_is_told_at_once(
     """Another folder is another machine, as far as one can see; no agent is one that may come."""
     elsewhere = AgentWorker(tmp_path, 7)
     card = elsewhere.transport.serve(elsewhere.slots, elsewhere.blocks)
-    with pytest.raises(TransportError, match="does not meet the agent"):
+    with pytest.raises(TransportError, match="uses another agent"):
         consumer.transport.connect(elsewhere.incarnation, "", card)
     with pytest.raises(TransportError, match="another producer"):
         consumer.transport.connect(new_incarnation(), "", card)

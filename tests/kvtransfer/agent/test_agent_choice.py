@@ -59,7 +59,7 @@ def test_workers_that_do_not_meet_have_no_link_by_name(workers, folder, running)
         found = [each for each in service.peer_health() if each.peer == producer.incarnation]
         return found[0].reason if found else ""
 
-    near.consumer.until(lambda: "does not meet the agent" in reason())
+    near.consumer.until(lambda: "uses another agent" in reason())
     assert not service.peer_up(producer.incarnation)
 
 
@@ -84,7 +84,7 @@ def test_a_link_whose_ways_fail_at_once_is_not_made_again_and_again(
     monkeypatch.setattr(channel, "_connect", counted)
     consumer.service.set_peers({producer.service.control: producer.incarnation})
     consumer.until(
-        lambda: "does not meet the agent" in consumer.service.why_down(producer.incarnation)
+        lambda: "uses another agent" in consumer.service.why_down(producer.incarnation)
     )
     end = time.monotonic() + 3.0
     consumer.until(lambda: time.monotonic() > end)
@@ -223,7 +223,7 @@ def test_landing_slots_of_a_gpu_are_larger_and_fewer_unless_their_size_is_set():
     """In all as many bytes as its receive slots, for a consumer and for each peer."""
     kv_cache = torch.zeros(1, dtype=torch.uint8)
     for size, factor in ((None, GPU_FACTOR), (1 << 20, 1)):
-        config = KVTransferConfig(kv_slot_bytes=size, kv_receive_slots=7, kv_slots_per_peer=5)
+        config = KVTransferConfig(kv_slot_bytes=size, kv_slots=7, kv_slots_per_peer=5)
         host, gpu = LandingSizes(config), LandingSizes(config, on_gpu=True)
         slot_bytes, slots = host.of(4096, kv_cache)
         assert (slots, host.per_peer) == (7, 5)

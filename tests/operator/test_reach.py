@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import selectors
 import socket
+import threading
 import time
 
 import pytest
@@ -69,10 +70,12 @@ def test_connections_and_refusals_are_answers_and_silence_is_none(silent: Silent
 def test_an_answer_that_was_slept_over_is_one(silent: Silent, monkeypatch: pytest.MonkeyPatch):
     """A judge that stood still for longer than it waits looks once more: answers that lie there
     came in time."""
-    real = selectors.DefaultSelector.select
+    real, own = selectors.DefaultSelector.select, threading.get_ident()
     looks: list[float | None] = []
 
     def sleepy(self: selectors.DefaultSelector, timeout: float | None = None) -> object:
+        if threading.get_ident() != own:  # a loop that another test has left
+            return real(self, timeout)
         looks.append(timeout)
         if len(looks) > 1:
             return real(self, timeout)

@@ -213,7 +213,7 @@ class SimRouter:
         if not leg.spoke:
             for observer in (self._explanations, self.fleet):
                 observer.answered(job, attempt, leg)
-        attempt.heard(leg)
+        attempt.note_output(leg)
         fresh = job.ledger.write(output)
         if fresh is not None:
             came = self._clock.now + self._way.answer

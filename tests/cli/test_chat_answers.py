@@ -140,6 +140,6 @@ def test_a_terminal_is_not_left_dim(
 
     monkeypatch.setattr(answer_drawn, "_write", breaks)
     with pytest.raises(KeyboardInterrupt):
-        drawn.say("Paris")
+        drawn.write("Paris")
     drawn.end()
     assert capsys.readouterr().out == "\x1b[2mLet me see.\x1b[0m\n"

@@ -94,7 +94,7 @@ def test_hole_10_a_peer_that_beats_but_stands_still_with_work_is_lost():
     """Beats of a thread beside a dead engine keep nothing alive."""
     life = Liveness(LinkTimes(beat_timeout=1.0, stall_timeout=5.0))
     for at in range(0, 40, 1):
-        life.heard(at / 2)
+        life.received(at / 2)
         life.progress(at / 2, Beat(7, 3, has_work=at > 20))
         if at <= 30:
             assert life.overdue(at / 2) is None
@@ -106,7 +106,7 @@ def test_hole_10_an_idle_peer_need_not_move():
     """No work, no progress, no fault."""
     life = Liveness(LinkTimes(beat_timeout=1.0, stall_timeout=5.0))
     for at in range(120):
-        life.heard(at / 2)
+        life.received(at / 2)
         life.progress(at / 2, Beat(7, 3, has_work=False))
         assert life.overdue(at / 2) is None
 

@@ -19,7 +19,7 @@ def test_silence() -> None:
     assert alive.overdue(105.0) is None
     assert "silent" in str(alive.overdue(105.1))
     assert "HELLO" in str(alive.overdue(105.1, greeting=True))
-    alive.heard(105.0)
+    alive.received(105.0)
     assert alive.overdue(110.0) is None
 
 
@@ -31,7 +31,7 @@ def test_stall_needs_pending_work(history) -> None:
     last_work = False
     for second, (progress, work) in enumerate(history, start=1):
         step += progress
-        alive.heard(float(second))
+        alive.received(float(second))
         alive.progress(float(second), Beat(engine_step=step, has_work=work))
         if progress or not work:
             since = float(second)

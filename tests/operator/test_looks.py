@@ -30,7 +30,7 @@ def test_a_repair_makes_no_job_that_was_not_accepted(demo: Callable[..., Demo]):
     (job,) = served.cluster.of("Job")
     served.cluster.delete("Job", KEY[0], job["metadata"]["name"])
     served.woken.clear()
-    served.repairs.heard(KEY, job, deleted=True)
+    served.repairs.child_changed(KEY, job, deleted=True)
     wait_for(lambda: served.woken)
     assert served.cluster.of("Job") == []
 

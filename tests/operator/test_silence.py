@@ -33,7 +33,7 @@ class Clock:
         for _ in range(rounds):
             asked = {pod.uid for pod in self.silence.asked()}
             began, self.now = self.now, self.now + 1
-            self.silence.heard(began, asked, asked & set(answered))
+            self.silence.record_round(began, asked, asked & set(answered))
             for pod in self.silence.gone(self.now):
                 self.silence.taken_out(pod, self.now)
                 taken.append(pod.name)
@@ -132,7 +132,7 @@ def test_a_router_whose_neighbour_is_out_already_follows():
     clock = Clock(router("x", "a"), router("y", "b"), router("z", "b"))
     assert clock.ask("x", rounds=TRIES - 1) == []
     asked = {pod.uid for pod in clock.silence.asked()}
-    clock.silence.heard(clock.now, asked, {"x"})
+    clock.silence.record_round(clock.now, asked, {"x"})
     clock.now += 1
     first, _ = clock.silence.gone(clock.now)
     clock.silence.taken_out(first, clock.now)
@@ -145,5 +145,5 @@ def test_a_router_that_came_in_the_middle_of_a_round_is_not_judged_by_it():
     clock.pods.append(router("new", "c"))
     clock.silence.see(clock.pods)
     for _ in range(TRIES):
-        clock.silence.heard(0.0, asked, {"x", "y"})
+        clock.silence.record_round(0.0, asked, {"x", "y"})
     assert clock.silence.gone(1000.0) == []

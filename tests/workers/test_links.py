@@ -23,10 +23,10 @@ def test_a_router_is_not_silent_while_the_worker_stood_still() -> None:
     links.listener._write = lambda parts: True
     now, silence = time.monotonic(), 2 * TIMES.beat_timeout
 
-    known.session.alive._heard = now - silence
+    known.session.alive._received_at = now - silence
     links.listener.drop_silent(now, silence)
     assert links.listener.by_peer
-    known.session.alive._heard = now - silence
+    known.session.alive._received_at = now - silence
     links.listener.drop_silent(now, 0.0)
     assert not links.listener.by_peer
     router.socket.close()

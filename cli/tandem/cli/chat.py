@@ -45,7 +45,7 @@ class AnswerDrawn:
             _write(self._aside, gap + (_DIM if self._dims else _MARK))
         _write(self._aside, piece)
 
-    def say(self, piece: str) -> None:
+    def write(self, piece: str) -> None:
         if piece:
             self._leave_thought("\n\n" if self._together else "\n")
         self.text += piece
@@ -171,28 +171,28 @@ def _answer(
         "temperature": options.temperature,
         "max_tokens": options.max_tokens,
     }
-    drawn = AnswerDrawn()
+    printer = AnswerDrawn()
     with client.stream("POST", "/v1/chat/completions", json=body) as response:
         if response.status_code != 200:
             response.read()
             _fail(f"[{response.status_code}] {_message(response)}")
             return None
         try:
-            _draw_all(drawn, response, options.max_tokens)
+            _draw_all(printer, response, options.max_tokens)
         except StreamError as error:
             _fail(str(error))
             return None
-    return drawn.text
+    return printer.text
 
 
-def _draw_all(drawn: AnswerDrawn, response: httpx.Response, max_tokens: int) -> None:
+def _draw_all(printer: AnswerDrawn, response: httpx.Response, max_tokens: int) -> None:
     try:
         for event in _events(response):
-            _draw(drawn, event, max_tokens)
+            _draw(printer, event, max_tokens)
     except KeyboardInterrupt:
-        drawn.note("stopped")
+        printer.note("stopped")
     finally:
-        drawn.end()
+        printer.end()
 
 
 def _events(response: httpx.Response) -> Iterator[str]:
@@ -201,7 +201,7 @@ def _events(response: httpx.Response) -> Iterator[str]:
             yield line.removeprefix("data: ")
 
 
-def _draw(drawn: AnswerDrawn, text: str, max_tokens: int) -> None:
+def _draw(printer: AnswerDrawn, text: str, max_tokens: int) -> None:
     """Write the content of an event. Raises StreamError."""
     try:
         event = json.loads(text)
@@ -209,10 +209,10 @@ def _draw(drawn: AnswerDrawn, text: str, max_tokens: int) -> None:
             raise StreamError(str(event["error"]["message"]))
         for choice in event["choices"]:
             delta = choice["delta"]
-            drawn.think(delta.get("reasoning") or delta.get("reasoning_content") or "")
-            drawn.say(delta.get("content") or "")
+            printer.think(delta.get("reasoning") or delta.get("reasoning_content") or "")
+            printer.write(delta.get("content") or "")
             if choice.get("finish_reason") == "length":
-                drawn.note(f"cut at {max_tokens} tokens; --max-tokens allows more")
+                printer.note(f"cut at {max_tokens} tokens; --max-tokens allows more")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StreamError(f"the server sent an invalid event: {text[:200]}") from error
 

@@ -107,17 +107,17 @@ class SpecTokens(msgspec.Struct, frozen=True, gc=False):
     """True: emitted tokens that stay, whatever is sampled. False: proposals, which follow the last
     known token."""
 
-    def kept(self, drawn: Sequence[int]) -> tuple[int, ...]:
+    def kept(self, sampled: Sequence[int]) -> tuple[int, ...]:
         """Return the sampled tokens that extend the output: the drafts sampled equal, and the token
         after them."""
         if self.forced:
-            return (drawn[-1],)
+            return (sampled[-1],)
         accepted = 0
-        for draft, token in zip(self.draft_token_ids, drawn, strict=False):
+        for draft, token in zip(self.draft_token_ids, sampled, strict=False):
             if draft != token:
                 break
             accepted += 1
-        return tuple(drawn[: accepted + 1])
+        return tuple(sampled[: accepted + 1])
 
 
 class TokenMasks(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):

@@ -28,24 +28,24 @@ class LinkTimes:
 class Liveness:
     """Clocks of one link."""
 
-    __slots__ = ("_heard", "_last", "_moved", "_times")
+    __slots__ = ("_received_at", "_last", "_moved", "_times")
 
     def __init__(self, times: LinkTimes, now: float = 0.0) -> None:
         self._times = times
         self.restart(now)
 
     def restart(self, now: float) -> None:
-        self._heard = now
+        self._received_at = now
         self._moved = now
         self._last = Beat()
 
     def overslept(self, seconds: float) -> None:
         """Add time in which the caller itself stood still."""
-        self._heard += seconds
+        self._received_at += seconds
         self._moved += seconds
 
-    def heard(self, now: float) -> None:
-        self._heard = now
+    def received(self, now: float) -> None:
+        self._received_at = now
 
     def progress(self, now: float, beat: Beat) -> None:
         """Record a beat, and compare its counters with the previous ones."""
@@ -60,7 +60,7 @@ class Liveness:
         limit = times.beat_timeout
         if greeting and times.greet_timeout is not None:
             limit = times.greet_timeout
-        if now - self._heard > limit:
+        if now - self._received_at > limit:
             return f"{'no answer to HELLO' if greeting else 'silent'} for {limit:g} s"
         if now - self._moved > times.stall_timeout:
             if self._last.has_work:

@@ -140,7 +140,7 @@ class Session:
         if self.state is LinkState.UP:
             if self._is_next(header):
                 self._expected += 1
-                self.alive.heard(now)
+                self.alive.received(now)
                 return Verdict.DELIVER if type(message) not in _OWN else self._own(message, now)
             return self._doubt(header, message)
         if header.destination == self.me and isinstance(message, Reset):

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from tandem.llm import params
-from tandem.llm.llm_engine import LLMEngine, Told
+from tandem.llm.llm_engine import LLMEngine, QueuedItem
 from tandem.llm.outputs import RequestOutput
 from tandem.llm.progress import BatchProgress
 from tandem.llm.sampling import Params, params_from
@@ -40,16 +40,16 @@ def run_batch(
     waiting = enumerate(adders)
     answers: dict[int, RequestOutput] = {}
     running: dict[str, int] = {}
-    others: list[Told] = []
+    others: list[QueuedItem] = []
     try:
         while len(answers) < total:
             for index, add in islice(waiting, at_once - len(running)):
                 name = next(each for each in names if not engine.knows(each))
                 running[name] = index  # before adding: Ctrl-C may come in between
                 add(name)
-            told = engine.take()
-            others += [each for each in told if each[0] not in running]
-            for name, item in told:
+            items = engine.take()
+            others += [each for each in items if each[0] not in running]
+            for name, item in items:
                 if (place := running.pop(name, None)) is None:
                     continue
                 if isinstance(item, Exception):

@@ -191,7 +191,7 @@ STEP_SECONDS = 600.0
 CALL_SECONDS = 60.0
 """Maximum seconds for the loop to take or drop a request."""
 
-Told = tuple[str, RequestOutput | Exception]
+QueuedItem = tuple[str, RequestOutput | Exception]
 """Id of a request, and its output or error."""
 
 
@@ -223,7 +223,7 @@ class LLMEngine:
         self._ready = queue.SimpleQueue()
         """Outputs and errors of requests; None after the end."""
         self._running: dict[str, _Running] = {}
-        self._kept: list[Told] = []
+        self._kept: list[QueuedItem] = []
         """Items of ``put_back``."""
         self._made: AsyncLLM | None = None
         """Client, even if the caller stopped waiting for it."""
@@ -355,46 +355,46 @@ class LLMEngine:
         Raises the error of a failed request, after its earlier outputs. Raises RequestFailed after
         ``timeout`` seconds without an output.
         """
-        told = self.take(timeout)
+        items = self.take(timeout)
         outputs: list[RequestOutput] = []
-        for at, (_, item) in enumerate(told):
+        for at, (_, item) in enumerate(items):
             if isinstance(item, RequestOutput):
                 outputs.append(item)
                 continue
-            self.put_back(told[at if outputs else at + 1 :])
+            self.put_back(items[at if outputs else at + 1 :])
             if not outputs:
                 raise item
             break
         return outputs
 
-    def take(self, timeout: float = STEP_SECONDS) -> list[Told]:
+    def take(self, timeout: float = STEP_SECONDS) -> list[QueuedItem]:
         """Return outputs and failures with ids, in order of arrival.
 
         Raises RequestFailed at the timeout, or if the engine is closed.
         """
-        heard, deadline = self._llm.num_outputs, time.monotonic() + timeout
-        told, self._kept = self._kept, []
+        seen, deadline = self._llm.num_outputs, time.monotonic() + timeout
+        items, self._kept = self._kept, []
         try:
-            while not told or not self._ready.empty():
+            while not items or not self._ready.empty():
                 try:
                     found = self._next(max(0.0, deadline - time.monotonic()))
                 except queue.Empty:
-                    before, heard = heard, self._llm.num_outputs
-                    if heard == before:
+                    before, seen = seen, self._llm.num_outputs
+                    if seen == before:
                         message = f"no output for {timeout:g} s"
                         raise RequestFailed(FailCause.TIMEOUT, message) from None
                     deadline = time.monotonic() + timeout
                     continue
                 if found is not None:
-                    told.append(found)
+                    items.append(found)
         except BaseException:
-            self.put_back(told)
+            self.put_back(items)
             raise
-        return told
+        return items
 
-    def put_back(self, told: Iterable[Told]) -> None:
+    def put_back(self, items: Iterable[QueuedItem]) -> None:
         """Return items to the beginning of the queue."""
-        self._kept += told
+        self._kept += items
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
         """End requests, known or not, and drop their outputs and errors."""
@@ -458,7 +458,7 @@ class LLMEngine:
         except Exception as error:
             self._ready.put((prepared, error))
 
-    def _next(self, remaining: float) -> Told | None:
+    def _next(self, remaining: float) -> QueuedItem | None:
         """Return the next output, or None if its request was aborted.
 
         Raises queue.Empty after ``remaining`` seconds, RequestFailed after the end.

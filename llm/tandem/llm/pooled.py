@@ -90,7 +90,7 @@ class Patience:
         self._seconds = seconds
         self._limit = asyncio.timeout(None)
         self._waits = 0
-        self._heard = 0.0
+        self._output_at = 0.0
         """Time of the last end, or of the first begin."""
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -98,14 +98,14 @@ class Patience:
     def begin(self) -> None:
         """Start a wait, without extending the deadline."""
         if not self._waits:
-            self._heard = self._loop.time()
+            self._output_at = self._loop.time()
         self._waits += 1
         if self._timer is None:
             self._look()
 
     def end(self) -> None:
         self._waits -= 1
-        self._heard = self._loop.time()
+        self._output_at = self._loop.time()
 
     async def __aenter__(self) -> Self:
         await self._limit.__aenter__()
@@ -126,7 +126,7 @@ class Patience:
         self._timer = None
         if not self._waits:
             return
-        due = self._heard + self._seconds
+        due = self._output_at + self._seconds
         if due <= self._loop.time():
             self._limit.reschedule(self._loop.time())
         else:

@@ -136,11 +136,11 @@ def frame_bytes(output: EngineOutput) -> int:
     if isinstance(output, PooledOutput):
         return _OUTPUT_BYTES + len(output.values)
     size = _OUTPUT_BYTES + _TOKEN_ID_BYTES * len(output.token_ids)
-    for told in (output.logprobs, output.prompt_logprobs):
-        if told:
-            last = told[-1]  # The first of a prompt's is None.
+    for logprobs in (output.logprobs, output.prompt_logprobs):
+        if logprobs:
+            last = logprobs[-1]  # The first of a prompt's is None.
             top = 0 if last is None else len(last.top_ids)
-            size += len(told) * (_LOGPROBS_BYTES + _TOP_BYTES * top)
+            size += len(logprobs) * (_LOGPROBS_BYTES + _TOP_BYTES * top)
     return size
 
 

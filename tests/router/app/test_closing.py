@@ -33,9 +33,9 @@ async def test_a_client_that_sends_on_is_disconnected() -> None:
     end = Closing(wire, 60.0)
     end.begin()
     for _ in range(LINGER_BYTES >> 16):
-        end.heard(1 << 16)
+        end.count_read(1 << 16)
     assert not wire.is_closed
-    end.heard(1)
+    end.count_read(1)
     assert wire.is_closed
     end.lost()
 

@@ -45,13 +45,13 @@ async def test_large_parts_are_read_with_pauses(monkeypatch: pytest.MonkeyPatch)
     wire = Wire()
     end = Closing(wire, 30.0)
     end.begin(60.0, 3 * PACED_BYTES)
-    end.heard(PACED_BYTES - 1)
+    end.count_read(PACED_BYTES - 1)
     assert wire.is_read
-    end.heard(PACED_BYTES)
+    end.count_read(PACED_BYTES)
     assert not wire.is_read
     async with asyncio.timeout(30):
         await wire.resumed.wait()
-    end.heard(2 * PACED_BYTES)
+    end.count_read(2 * PACED_BYTES)
     assert wire.is_closed
     assert wire.pauses == 1
     end.lost()

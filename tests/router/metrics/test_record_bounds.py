@@ -94,7 +94,9 @@ def noted(num_notes: int) -> Recording:
     for number in range(16):
         record = AttemptRecord(number, "", "first", 1.0 + number / 100, end=90.0)
         for role in ("prefill", "decode"):
-            leg = LegRecord(role, f"{role} {number % 4}", record.begin, heard=90.0 + number / 100)
+            leg = LegRecord(
+                role, f"{role} {number % 4}", record.begin, received_at=90.0 + number / 100
+            )
             span = 80.0 / num_notes  # seconds of each
             notes = [Note("chunk", span * at, span * (at + 1), 7) for at in range(num_notes)]
             notes[1::4] = [Note("stopped", each.begin, each.end) for each in notes[1::4]]

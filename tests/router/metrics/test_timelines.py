@@ -32,14 +32,14 @@ def recorded() -> Recording:
     """A call of ten seconds by a pair; P takes it after one, and stands still for two."""
     recording = Recording("a", 100.0)
     recording.mark("tokenize", 100.1, 100.4)
-    prefill = LegRecord("prefill", "P", 100.5, heard=106.0, first=106.0)
+    prefill = LegRecord("prefill", "P", 100.5, received_at=106.0, first=106.0)
     prefill.times = LegTimes(
         "r",
         0,
         4.5,
         (Note("queue", 0.0, 0.5), Note("chunk", 0.5, 4.4, 7), Note("stopped", 1.0, 3.0, 1)),
     )
-    decode = LegRecord("decode", "D", 100.5, heard=109.0, first=107.0)
+    decode = LegRecord("decode", "D", 100.5, received_at=109.0, first=107.0)
     decode.times = LegTimes("r", 0, 8.4, (Note("load", 4.0, 5.8, 9), Note("decode", 6.0, 8.4)))
     attempt = AttemptRecord(0, "hand-off", "first", 100.5, legs=[prefill, decode])
     recording.attempt(attempt)
@@ -95,7 +95,7 @@ def test_a_failed_attempt_is_its_holders_time() -> None:
 
 def test_a_worker_is_placed_between_the_routers_own_times() -> None:
     """Never before it was sent, never after its word that it took the request."""
-    leg = LegRecord("prefill", "P", 10.0, accepted=10.2, heard=13.0)
+    leg = LegRecord("prefill", "P", 10.0, accepted=10.2, received_at=13.0)
     leg.times = LegTimes("r", 0, 2.0)
     came, off = placed(leg) or (0.0, 0.0)
     assert came == 10.2

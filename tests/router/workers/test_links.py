@@ -358,7 +358,7 @@ async def test_a_tick_that_comes_late_says_so(alert_stack: Stack, decode: Make) 
     tick = connection.tick
 
     def unheard(late: float = 0.0) -> None:
-        connection._session.alive._heard = connection._loop.time() - late
+        connection._session.alive._received_at = connection._loop.time() - late
         lates.append(late)
         tick(late)
 

@@ -39,7 +39,7 @@ class LegRecord:
     accepted: float | None = None
     """Arrival time of the worker's ``Accepted``."""
     first: float | None = None
-    heard: float | None = None
+    received_at: float | None = None
     """Arrival time of its notes."""
     times: LegTimes | None = None
 

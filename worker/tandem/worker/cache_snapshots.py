@@ -31,7 +31,7 @@ class Cache(Protocol):
 @dataclass(slots=True)
 class _Snapshot:
     hashes: tuple[BlockHash, ...]
-    told: int
+    num_sent: int
 
 
 class CacheSnapshots:
@@ -65,9 +65,9 @@ class CacheSnapshots:
         if now < self._next:
             return
         for router, snapshot in list(self._cache_snapshots.items()):
-            part = snapshot.hashes[snapshot.told : snapshot.told + PART_BLOCKS]
-            snapshot.told += PART_BLOCKS
-            if snapshot.told >= len(snapshot.hashes):
+            part = snapshot.hashes[snapshot.num_sent : snapshot.num_sent + PART_BLOCKS]
+            snapshot.num_sent += PART_BLOCKS
+            if snapshot.num_sent >= len(snapshot.hashes):
                 self.forget(router)
             yield router, BlockEvents(stored=self._cache.still_cached(part))
         self._next = now + PAUSE_SECONDS if self._cache_snapshots else math.inf

@@ -340,7 +340,9 @@ class EngineCoreProc:
             logger.exception("the step loop failed; the worker ends")
             self._probes.fail("the step loop failed")
             # The requests need another process.
-            self._tell(self._core.keys(), FailCause.WORKER_LOST, "the worker's engine failed")
+            self._fail_at_routers(
+                self._core.keys(), FailCause.WORKER_LOST, "the worker's engine failed"
+            )
             return 1
         finally:
             self._stall_watchdog.stop()
@@ -445,8 +447,8 @@ class EngineCoreProc:
         sent, self._unflushed = self._unflushed, False
         times = self._times(outputs) if outputs.ended else {}
         for router, tokens, failed in outputs.by_router():
-            told = tuple(times.get(router, ()))
-            for frame in step_frames(self._steps, tokens, failed, told):
+            leg_times = tuple(times.get(router, ()))
+            for frame in step_frames(self._steps, tokens, failed, leg_times):
                 self._io.send(router, frame)
             sent = True
         for of, refused in outputs.refused.items():
@@ -462,7 +464,7 @@ class EngineCoreProc:
             self._io.flush()
 
     def _times(self, outputs: StepOutputs) -> dict[Incarnation, list[LegTimes]]:
-        told: dict[Incarnation, list[LegTimes]] = {}
+        by_router: dict[Incarnation, list[LegTimes]] = {}
         now, stops = time.monotonic(), self._stall_watchdog.stops()
         self._watched -= len(outputs.ended)
         for book in outputs.ended:
@@ -472,8 +474,8 @@ class EngineCoreProc:
                 about = {"request_id": book.watch.request_id, "trace_id": book.watch.trace_id}
                 seconds = now - book.arrived
                 logger.debug("%s ended after %.3f s: %s", book.key, seconds, book.why, extra=about)
-            told.setdefault(Incarnation(book.key.router), []).append(book.times(now, stops))
-        return told
+            by_router.setdefault(Incarnation(book.key.router), []).append(book.times(now, stops))
+        return by_router
 
     def _refresh_load(self) -> None:
         now = time.monotonic()
@@ -528,9 +530,9 @@ class EngineCoreProc:
     def _give_back(self, keys: list[RequestKey], reason: str) -> None:
         for key in keys:
             self._core.abort(key)
-        self._tell(keys, FailCause.DRAINING, reason)
+        self._fail_at_routers(keys, FailCause.DRAINING, reason)
 
-    def _tell(self, keys: list[RequestKey], cause: FailCause, reason: str) -> None:
+    def _fail_at_routers(self, keys: list[RequestKey], cause: FailCause, reason: str) -> None:
         for key in keys:
             failed = Failed(key.request, key.attempt, cause, reason)
             self._io.send(Incarnation(key.router), Frame(step=self._steps, failed=(failed,)))

@@ -116,7 +116,7 @@ class Batch:
     output: BinaryIO
     concurrency: int
     max_attempts: int
-    told: Callable[[Batch], None] = lambda _: None
+    on_answer: Callable[[Batch], None] = lambda _: None
     """Called after each answer."""
     answered: int = 0
     failed: int = 0
@@ -139,7 +139,7 @@ class Batch:
     async def _work(self, requests: Iterator[BatchRequest]) -> None:
         for request in requests:
             self.output.write(await self._line(request))
-            self.told(self)
+            self.on_answer(self)
             if self._dead >= MAX_DEAD:
                 raise ServerGone
 
@@ -158,8 +158,8 @@ class Batch:
                     self.failed += 1
                     self._dead += 1
                     words = str(error) or type(error).__name__
-                    told = {"code": "no_answer", "message": words}
-                    return answer_line(request, 0, request_id, None, told)
+                    problem = {"code": "no_answer", "message": words}
+                    return answer_line(request, 0, request_id, None, problem)
             else:
                 self._dead = 0
                 if is_last or answer.status_code not in RETRIED:

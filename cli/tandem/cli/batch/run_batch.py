@@ -165,12 +165,12 @@ def _answer(
     partial, target = written
     started = reported_at = time.monotonic()
 
-    def told(batch: Batch) -> None:
+    def report(batch: Batch) -> None:
         nonlocal reported_at
         done = batch.answered + batch.failed
         if done == total or time.monotonic() >= reported_at + SAY_EVERY:
             reported_at = time.monotonic()
-            _say(batch, total, reported_at - started)
+            _print_progress(batch, total, reported_at - started)
 
     async def ask() -> Batch:
         limits = httpx.Limits(max_connections=options.concurrency)
@@ -181,7 +181,7 @@ def _answer(
             limits=limits,
             mounts=listening.mounts(url),
         ) as client:
-            batch = Batch(client, output, options.concurrency, options.max_attempts, told)
+            batch = Batch(client, output, options.concurrency, options.max_attempts, report)
             await batch.run(read_lines(source))
             return batch
 
@@ -201,7 +201,7 @@ def _answer(
     return 1 if batch.failed else 0
 
 
-def _say(batch: Batch, total: int, seconds: float) -> None:
+def _print_progress(batch: Batch, total: int, seconds: float) -> None:
     done = batch.answered + batch.failed
     rate = f"{batch.tokens / max(seconds, 1e-9):,.0f} tokens/s"
     failed = f", {batch.failed:,} failed" if batch.failed else ""

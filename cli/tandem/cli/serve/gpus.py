@@ -117,26 +117,26 @@ def sharers(
     """
     workers = [child for child in children if child.arguments[0] in given]
     for number, child in enumerate(workers):
-        told = given[child.arguments[0]]
-        if resolve_device(str(told.get("device", "auto"))) == "cuda":
+        settings = given[child.arguments[0]]
+        if resolve_device(str(settings.get("device", "auto"))) == "cuda":
             gpu = gpus[number % len(gpus)] if gpus else _ONLY
-            yield Sharer(child, gpu, told, tuple(child.arguments))
+            yield Sharer(child, gpu, settings, tuple(child.arguments))
 
 
 def check_shares(workers: Iterable[Sharer]) -> None:
     """Raise ChildFlagsError if a worker would find no free memory."""
     for group in _groups(workers):
-        for first, second in pairwise(group.told):
+        for first, second in pairwise(group.fixed):
             if first.level == second.level:
                 text = f"more than {first.level:g} on GPU {group.gpu}: it counts what "
                 text += f"{first.child.name} holds there, which may fill as much, and nothing "
                 text += f"is left for {second.child.name}; without shares {DIVIDED:g} is divided"
                 raise _refused(second, text)
-        if group.told and group.getting and group.told[-1].level >= DIVIDED:
+        if group.fixed and group.getting and group.fixed[-1].level >= DIVIDED:
             names = ", ".join(each.child.name for each in group.getting)
             text = f"less than {DIVIDED:g} on GPU {group.gpu}: {names}, without a share, may take "
             text += f"what it leaves of {DIVIDED:g}, and nothing is left"
-            raise _refused(group.told[-1], text)
+            raise _refused(group.fixed[-1], text)
 
 
 def _refused(mine: Sharer, allowed: str) -> ChildFlagsError:
@@ -153,7 +153,7 @@ class _Group:
     _taken: float | None = None
 
     @property
-    def told(self) -> list[Sharer]:
+    def fixed(self) -> list[Sharer]:
         some = (each for each in self.members if 0.0 < each.level < math.inf)
         return sorted(some, key=lambda each: each.level)
 
@@ -166,7 +166,7 @@ class _Group:
         that do not run.
         """
         absent = [each for each in self.members if each is not mine and not each.child.is_running]
-        top = DIVIDED if self.getting else self.told[-1].level
+        top = DIVIDED if self.getting else self.fixed[-1].level
         return top - sum(self._part(each) for each in absent)
 
     def _part(self, mine: Sharer) -> float:
@@ -179,7 +179,7 @@ class _Group:
     def _before_divided(self) -> float:
         """Return the share of earlier workers, by the driver if one has a size in bytes."""
         if self._taken is None:
-            self._taken = self.told[-1].level if self.told else 0.0
+            self._taken = self.fixed[-1].level if self.fixed else 0.0
             number = sum(not each.needs_turn for each in self.members)
             if number:
                 used = used_share(self.gpu)

@@ -226,8 +226,8 @@ class InprocClient:
                 batches.setdefault(stream.loop, []).append((stream, _item_of(message)))
                 if isinstance(message, Failed) or message.finish is not None:
                     ended.add(key)
-        for of, told in result.refused.items():
-            for each in told:
+        for of, refusals in result.refused.items():
+            for each in refusals:
                 stream = self._streams.pop(RequestKey(of, each.request, each.attempt), None)
                 if stream is not None:
                     batches.setdefault(stream.loop, []).append(

@@ -143,10 +143,10 @@ class Sleep:
 
     def _reply(self, command: Command) -> Reply:
         asleep = bool(self._asleep)
-        told = {"engines": 1.0, "asleep": float(asleep)}
+        values = {"engines": 1.0, "asleep": float(asleep)}
         if asleep:  # in every answer: others may sleep later
-            told["freed_bytes"] = float(self._freed)
-        return Reply(id=command.id, ok=True, values=told)
+            values["freed_bytes"] = float(self._freed)
+        return Reply(id=command.id, ok=True, values=values)
 
 
 def _asked(command: Command) -> tuple[int, SleepMode, float]:

@@ -174,6 +174,6 @@ def error_of(failure: Failed, rank: int) -> TandemError:
     """Return the error to raise here: InvalidParameter for a wrong setting, else RankError."""
     if failure.param is not None:
         param, value, allowed = failure.param
-        told: Any = _Shown(value)
-        return InvalidParameter(param, told, allowed)
+        shown: Any = _Shown(value)
+        return InvalidParameter(param, shown, allowed)
     return RankError(f"rank {rank}: {failure.kind}: {failure.text}")

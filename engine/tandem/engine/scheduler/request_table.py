@@ -221,10 +221,10 @@ class Outbox:
 
     def to(self, router: bytes) -> list[EngineOutput]:
         """Return the list of a router's outputs, which may be extended until the next ``take``."""
-        told = self.outputs.get(router)
-        if told is None:
-            told = self.outputs[router] = []
-        return told
+        outputs = self.outputs.get(router)
+        if outputs is None:
+            outputs = self.outputs[router] = []
+        return outputs
 
     def fail(self, key: RequestKey, cause: FailCause, message: str) -> None:
         failed = Failed(key.request, key.attempt, cause, message)

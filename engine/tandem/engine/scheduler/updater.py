@@ -52,7 +52,7 @@ class Updater:
         request_table = self._request_table
         by_seq, outbox = request_table.by_seq, request_table.outbox
         router: bytes | None = None
-        told: list[EngineOutput] = []
+        outputs: list[EngineOutput] = []
         earlier: list[float] = []
         for sampled in output.sampled:
             found = by_seq.get(sampled.seq)
@@ -64,8 +64,8 @@ class Updater:
             if request.num_generated == 0:
                 self._first(request, sampled, now)
                 continue
-            drawn = sampled.token_ids[0]
-            (token,) = drawn
+            ids = sampled.token_ids[0]
+            (token,) = ids
             token_ids = request.token_ids
             position = len(token_ids) - request.num_prompt
             token_ids.append(token)
@@ -82,14 +82,14 @@ class Updater:
             logprobs = sampled.logprobs
             if request.router != router:
                 router = request.router
-                told = outbox.to(router)
-            told.append(
+                outputs = outbox.to(router)
+            outputs.append(
                 EngineCoreOutput(
                     request.request_id,
                     request.attempt,
                     request.choice,
                     position,
-                    drawn,
+                    ids,
                     None if finish is None else finish.reason,
                     None if finish is None else finish.stop_token,
                     None if logprobs is None else logprobs[0],
@@ -180,11 +180,11 @@ class Updater:
     def _take(self, request: Request, sampled: Sampled, now: float) -> None:
         """Append tokens to a running sequence, up to one that ends it; only their KV is valid."""
         assert request.constraint is None, "several tokens under a mask of one position"
-        stats, (drawn,) = self._request_table.stats, sampled.token_ids
+        stats, (ids,) = self._request_table.stats, sampled.token_ids
         token_ids, position = request.token_ids, request.num_output
         finish, count = None, 0
-        while finish is None and count < len(drawn):
-            token = drawn[count]
+        while finish is None and count < len(ids):
+            token = ids[count]
             token_ids.append(token)
             count += 1
             if token in request.enders or len(token_ids) >= request.max_len:
@@ -202,7 +202,7 @@ class Updater:
                 request.attempt,
                 request.choice,
                 position,
-                drawn[:count],
+                ids[:count],
                 None if finish is None else finish.reason,
                 None if finish is None else finish.stop_token,
                 None if sampled.logprobs is None else sampled.logprobs[0][:count],
@@ -219,10 +219,10 @@ class Updater:
         preemptions: int,
         output: ModelRunnerOutput,
     ) -> None:
-        told = output.prompt_logprobs.get(request.seq)
+        logprobs = output.prompt_logprobs.get(request.seq)
         have = request.prompt_logprobs
-        if told is not None and have is not None and start < len(have):
-            have.extend(told[len(have) - start - 1 :])
+        if logprobs is not None and have is not None and start < len(have):
+            have.extend(logprobs[len(have) - start - 1 :])
         self._announce(request, end, preemptions, output.fence)
 
     def _announce(self, request: Request, end: int, preemptions: int, fence: Fence) -> None:
@@ -240,8 +240,8 @@ class Updater:
     def _first(self, request: Request, sampled: Sampled, now: float) -> None:
         logprobs = sampled.logprobs or ((None,),) * len(sampled.choices)
         first = [
-            FirstToken(choice, tokens[0], told[0])
-            for choice, tokens, told in zip(
+            FirstToken(choice, tokens[0], known[0])
+            for choice, tokens, known in zip(
                 sampled.choices, sampled.token_ids, logprobs, strict=True
             )
         ]
@@ -367,7 +367,7 @@ class Updater:
         return finish
 
     def _emit_first(self, request: Request, first: FirstToken, finish: Finish | None) -> None:
-        told, request.prompt_logprobs = request.prompt_logprobs, None
+        logprobs, request.prompt_logprobs = request.prompt_logprobs, None
         brought = isinstance(request.kv, Consume)
         num_cached = min(request.group.num_hit, request.num_prompt)
         self._request_table.outbox.emit(
@@ -381,7 +381,7 @@ class Updater:
                 None if finish is None else finish.reason,
                 None if finish is None else finish.stop_token,
                 None if first.logprobs is None else (first.logprobs,),
-                None if told is None else tuple(told[: request.num_prompt]),
+                None if logprobs is None else tuple(logprobs[: request.num_prompt]),
                 None if brought else num_cached,
             ),
         )

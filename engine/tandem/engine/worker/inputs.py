@@ -64,9 +64,11 @@ class StepRows:
         counts = np.array(tokens, dtype=np.int64)
         longer = np.flatnonzero(counts > 1)
         decodes = int(longer[0]) if longer.size else len(rows)
-        drawn = [row.sample_choices for row in rows]
-        one_each = {1}.issuperset(map(len, drawn))
-        choices = np.array([choice for (choice,) in drawn], dtype=np.int64) if one_each else None
+        sample_choices = [row.sample_choices for row in rows]
+        one_each = {1}.issuperset(map(len, sample_choices))
+        choices = (
+            np.array([choice for (choice,) in sample_choices], dtype=np.int64) if one_each else None
+        )
         return cls(index, first, counts, decodes, sum(tokens), choices, drafted)
 
     @cached_property
@@ -336,8 +338,8 @@ class StepStager:
         np.add(self._counting[: shape.tokens], origin, out=fields.source)
         if n:
             self._fill_tokens(fields, slice(0, n), rows.index[:n], rows.first[:n])
-            drawn = rows.first[:n] >= batch.lengths[rows.index[:n]]
-            np.copyto(fields.source[:n], rows.index[:n], where=drawn)
+            sampled_here = rows.first[:n] >= batch.lengths[rows.index[:n]]
+            np.copyto(fields.source[:n], rows.index[:n], where=sampled_here)
         end = shape.decodes + own.chunk_tokens
         if own.chunks > FEW_CHUNKS and own.chunk_tokens < LONG_CHUNKS * own.chunks:
             owners, positions = rows.chunk_tokens()
@@ -346,8 +348,8 @@ class StepStager:
             self._fill_chunks(fields, shape.decodes, rows)
         if rows.drafted:
             starts = shape.decodes + np.cumsum(rows.counts[n:]) - rows.counts[n:]
-            drawn = rows.first[n:] >= batch.lengths[rows.index[n:]]
-            fields.source[starts[drawn]] = rows.index[n:][drawn]
+            sampled_here = rows.first[n:] >= batch.lengths[rows.index[n:]]
+            fields.source[starts[sampled_here]] = rows.index[n:][sampled_here]
         for part in (slice(n, shape.decodes), slice(end, shape.tokens)):
             self._pad_tokens(fields, part)
         fields.cu_seqlens_q[:] = self._counting[: shape.rows + 1]

@@ -37,7 +37,7 @@ class LaunchedStep:
     """Event some ms earlier, between two layers of such a step; None: as ``written``."""
     stored: DeviceEvent | None = None
     """Event after all stores to host memory so far; None: as ``moment``."""
-    drawn: Sequence[StepRow] = ()
+    sampled_rows: Sequence[StepRow] = ()
     tokens: Tensor | None = None
     """int64 [draws] on the host."""
     logprobs: LogprobTensors | None = None
@@ -77,7 +77,7 @@ class LaunchedStep:
             assert not self.awaits_masks, "a step is asked for tokens before it draws"
             self.moment.wait(seconds)
             self._known = [] if self.tokens is None else self.tokens.tolist()
-            self._tell(self._known)
+            self._note_tokens(self._known)
         return self._known
 
     def result(self, seconds: float = WAIT_SECONDS) -> ModelRunnerOutput:
@@ -101,7 +101,7 @@ class LaunchedStep:
             pooled={} if self.pooled is None else self.pooled.as_bytes(),
         )
 
-    def _tell(self, tokens: list[int]) -> None:
+    def _note_tokens(self, tokens: list[int]) -> None:
         if self.note is None:
             return
         for row, at, end in self._spans():
@@ -113,7 +113,7 @@ class LaunchedStep:
 
     def _spans(self) -> Iterator[tuple[StepRow, int, int]]:
         at = 0
-        for row in self.drawn:
+        for row in self.sampled_rows:
             end = at + len(row.sample_choices)
             if row.seq in self.drafts:
                 end += len(self.drafts[row.seq].draft_token_ids)
@@ -133,25 +133,29 @@ class LaunchedStep:
                 continue
             kept = draft.kept(tokens[at:end])
             first = end - 1 if draft.forced else at
-            told = tuple(scores[i] for i in range(first, first + len(kept)) if i in scores)
-            sampled = Sampled(row.seq, row.sample_choices, (kept,), (told,) if told else None)
+            logprobs = tuple(scores[i] for i in range(first, first + len(kept)) if i in scores)
+            sampled = Sampled(
+                row.seq, row.sample_choices, (kept,), (logprobs,) if logprobs else None
+            )
             yield DraftSampled(sampled, tuple(tokens[at : end - 1]) if draft.forced else ())
 
     def _sampled(self, tokens: list[int]) -> list[Sampled]:
-        if self.logprobs is None and len(tokens) == len(self.drawn) and not self.late:
+        if self.logprobs is None and len(tokens) == len(self.sampled_rows) and not self.late:
             return [
                 Sampled(row.seq, row.sample_choices, ((token,),))
-                for row, token in zip(self.drawn, tokens, strict=True)
+                for row, token in zip(self.sampled_rows, tokens, strict=True)
             ]
         scores = self._scores()
         sampled = []
         for row, at, end in self._spans():
             if row.seq not in self.drafts and row.seq not in self.late:
-                told = _told([scores.get(i) for i in range(at, end)])
-                drawn = tuple((token,) for token in tokens[at:end])
-                sampled.append(Sampled(row.seq, row.sample_choices, drawn, told))
+                logprobs = _logprobs_of([scores.get(i) for i in range(at, end)])
+                ids = tuple((token,) for token in tokens[at:end])
+                sampled.append(Sampled(row.seq, row.sample_choices, ids, logprobs))
         return sampled
 
 
-def _told(scores: Sequence[TokenLogprobs | None]) -> tuple[tuple[TokenLogprobs, ...], ...] | None:
+def _logprobs_of(
+    scores: Sequence[TokenLogprobs | None],
+) -> tuple[tuple[TokenLogprobs, ...], ...] | None:
     return tuple((score,) for score in scores if score is not None) or None

@@ -319,14 +319,14 @@ class Poolers:
         at = np.flatnonzero(scored)
         scores = head.classify(states.index_select(0, index_on(at, states.device)))
         scores = _where(active[at] > 0, scores, head.probabilities)
-        told = tuple(SeqId(seq) for seq in seqs[at].tolist())
+        seq_ids = tuple(SeqId(seq) for seq in seqs[at].tolist())
         if scored.all():
-            return PooledStep(scores=_to_host(scores), score_seqs=told)
+            return PooledStep(scores=_to_host(scores), score_seqs=seq_ids)
         rest = np.flatnonzero(~scored)
         own = states.index_select(0, index_on(rest, states.device))
         vectors = _embeddings(own, dims[rest], lengthless[rest] == 0)
         names = tuple(zip(seqs[rest].tolist(), dims[rest].tolist()))  # noqa: B905
-        return PooledStep(_to_host(vectors), names, _to_host(scores), told)
+        return PooledStep(_to_host(vectors), names, _to_host(scores), seq_ids)
 
     def _of_tokens(
         self, wanted: PoolingMetadata, by_token: Flags, hidden: Tensor, head: Head
@@ -341,7 +341,7 @@ class Poolers:
         late_alone = bool(self._late_params) and self._late_params.keys() >= set(
             self._columns[0, rows[by_token]].tolist()
         )
-        told = made if late_alone else _to_host(made)
+        on_host = made if late_alone else _to_host(made)
         ended: list[tuple[SeqId, list[Tensor]]] = []
         kept_here: list[TokenVectors] = []
         at = 0
@@ -354,7 +354,7 @@ class Poolers:
         ):
             seq, values = SeqId(int(self._columns[0, row])), int(self._columns[2, row])
             late = self._late_params.get(seq)
-            chunk = (told if late is None else made)[at : at + count, :values]
+            chunk = (on_host if late is None else made)[at : at + count, :values]
             at += count
             chunks = [chunk] if first == 0 else [*self._chunks.pop(seq), chunk]
             if not ends:

@@ -87,19 +87,21 @@ class SpecSamples:
     def of(
         cls,
         drafts: Mapping[SeqId, SpecTokens],
-        drawn: Sequence[StepRow],
+        sampled_rows: Sequence[StepRow],
         drawing: NDArray[np.int64] | slice,
         rows: StepRows,
         batch: InputBatch,
     ) -> SpecSamples:
-        """Return the draws of the rows ``drawn``, which are ``drawing`` among ``rows``."""
+        """Return the draws of the rows ``sampled_rows``, which are ``drawing`` among ``rows``."""
         index, ends, lens = rows.index[drawing], rows.ends[drawing], rows.lens[drawing]
-        more = [len(drafts[row.seq].draft_token_ids) if row.seq in drafts else 0 for row in drawn]
+        more = [
+            len(drafts[row.seq].draft_token_ids) if row.seq in drafts else 0 for row in sampled_rows
+        ]
         counts = np.array(more, dtype=np.int64) + 1
         behind = np.repeat(np.cumsum(counts), counts) - 1 - np.arange(counts.sum())
         choices: list[tuple[int, ...]] = []
         going_on, proposed, at = [], [], 0
-        for place, (row, count) in enumerate(zip(drawn, more, strict=True)):
+        for place, (row, count) in enumerate(zip(sampled_rows, more, strict=True)):
             choices += [row.sample_choices] * (1 + count)
             forced = count > 0 and drafts[row.seq].forced
             going_on.append(at + count if forced else at)
@@ -127,10 +129,10 @@ class SpecSamples:
                 wanted[at, : len(tokens)] = tokens
             # After a row's last draw there are others' draws, which its -1 excludes.
             within = np.minimum(np.array(first)[:, None] + np.arange(most + 1), len(token_ids) - 1)
-            drawn = token_ids[index_on(within, device)]
-            same = drawn[:, :-1] == index_on(wanted, device)
+            sampled = token_ids[index_on(within, device)]
+            same = sampled[:, :-1] == index_on(wanted, device)
             accepted = same.long().cumprod(1).sum(1, keepdim=True)
-            last.index_copy_(0, index_on(places, device), drawn.gather(1, accepted).squeeze(1))
+            last.index_copy_(0, index_on(places, device), sampled.gather(1, accepted).squeeze(1))
         return last
 
 
@@ -145,12 +147,12 @@ def put_proposed(
 
 
 def rules_ahead(
-    drafts: Mapping[SeqId, SpecTokens], drawn: Sequence[StepRow], batch: InputBatch
+    drafts: Mapping[SeqId, SpecTokens], sampled_rows: Sequence[StepRow], batch: InputBatch
 ) -> dict[tuple[int, int], RowRules]:
     """Return the rules at each position of rows that look back: see ``SamplingBatch.ahead``.
     ``batch`` knows every earlier token."""
     ahead = {}
-    for step_row in drawn:
+    for step_row in sampled_rows:
         draft, row = drafts.get(step_row.seq), batch.row_of[step_row.seq]
         rules = batch.sampling.rules.get(row)
         if draft is None or rules is None or not rules.looks_back:
@@ -283,9 +285,9 @@ class ModelRunner:
     def _compute(self, plan: SchedulerOutput, launched: LaunchedStep) -> _Computed:
         rows = StepRows.of(plan.rows, self.batch, drafted=bool(plan.drafts))
         self.threads.set_for(rows.num_tokens)
-        launched.drawn = [row for row in plan.rows if row.sample_choices]
+        launched.sampled_rows = [row for row in plan.rows if row.sample_choices]
         drawing: NDArray[np.int64] | slice = slice(None)
-        if len(launched.drawn) < len(plan.rows):
+        if len(launched.sampled_rows) < len(plan.rows):
             drawing = np.flatnonzero([bool(row.sample_choices) for row in plan.rows])
         scored = list(self._to_score(plan.rows, rows)) if self.batch.scoring else []
         pooled = self.batch.poolers.metadata(rows) if self.batch.poolers else None
@@ -296,7 +298,9 @@ class ModelRunner:
         if plan.drafts:
             launched.drafts = {each.seq: each for each in plan.drafts}
             put_proposed(launched.drafts, plan.rows, self.batch)
-            drafted = SpecSamples.of(launched.drafts, launched.drawn, drawing, rows, self.batch)
+            drafted = SpecSamples.of(
+                launched.drafts, launched.sampled_rows, drawing, rows, self.batch
+            )
         nearly = None
         if rows.shape.chunks:
             nearly = LastLayersQueued(rows.layers_left, partial(self._note_nearly, launched))
@@ -316,11 +320,11 @@ class ModelRunner:
 
     def _draw_all(self, computed: _Computed) -> None:
         launched, rows, drawing, inputs, hidden, scored, pooled, drafted = computed
-        draws = len(launched.drawn) if drafted is None else len(drafted.rows)
+        draws = len(launched.sampled_rows) if drafted is None else len(drafted.rows)
         kind = self._alike(rows, inputs)
         if kind is not None:
             self._draw_alike(launched, rows, inputs.shape, kind)
-        elif launched.drawn:
+        elif launched.sampled_rows:
             wanted = hidden[:draws]
             if drafted is None:
                 self._draw(launched, rows, drawing, wanted, inputs.targets)
@@ -396,7 +400,7 @@ class ModelRunner:
         if bounded:
             assert sampling.bounds is not None, "choices are captured together with it"
             sampling.bounds.put(*bounded_rows(sampling, rows.index.tolist()))
-        tokens = self.choices.replay(shape, kind, bounded=bounded)[: len(launched.drawn)]
+        tokens = self.choices.replay(shape, kind, bounded=bounded)[: len(launched.sampled_rows)]
         launched.tokens = tokens.to("cpu", non_blocking=True)
 
     def _draw(
@@ -414,11 +418,13 @@ class ModelRunner:
             self.batch.sampling,
             rows=index,
             positions=rows.lens[drawing] - self.batch.prompts[index],
-            choices=[row.sample_choices for row in launched.drawn],
+            choices=[row.sample_choices for row in launched.sampled_rows],
         )
         going_on = out.token_ids
         if len(going_on) > len(index):
-            going_on = going_on[index_on(list(_first_draws(launched.drawn)), going_on.device)]
+            going_on = going_on[
+                index_on(list(_first_draws(launched.sampled_rows)), going_on.device)
+            ]
         self.stager.staging.last_tokens.index_copy_(0, targets, going_on)
         launched.tokens = out.token_ids.to("cpu", non_blocking=True)
         launched.logprobs = None if out.logprobs is None else out.logprobs.to_host()
@@ -430,7 +436,7 @@ class ModelRunner:
         # After a draft, a row may need more tokens than for its next draw.
         self._await_tokens_of(drafted.rows, sampling.looks_back)
         if sampling.rules:
-            sampling.ahead = rules_ahead(launched.drafts, launched.drawn, self.batch)
+            sampling.ahead = rules_ahead(launched.drafts, launched.sampled_rows, self.batch)
         out = self.sampler.sample(
             self.model.logits(hidden),
             sampling,
@@ -494,8 +500,8 @@ class ModelRunner:
             yield score_prompt(logits, following[part], seq.params.prompt_logprobs).to_host()
 
 
-def _first_draws(drawn: Sequence[StepRow]) -> Iterator[int]:
+def _first_draws(sampled_rows: Sequence[StepRow]) -> Iterator[int]:
     at = 0
-    for row in drawn:
+    for row in sampled_rows:
         yield at
         at += len(row.sample_choices)

@@ -255,8 +255,8 @@ def load_products(config: EngineConfig, runner: ModelRunner) -> None:
     seats = min(config.scheduler.max_num_seqs, budget // 2)
     longest = config.max_model_len
     counts = product_rows(budget)
-    drawn = product_rows(max(1, seats))
-    rows, tokens = max(drawn[-1], -(-counts[-1] // longest)), max(counts[-1], 2 * drawn[-1])
+    head_rows = product_rows(max(1, seats))
+    rows, tokens = max(head_rows[-1], -(-counts[-1] // longest)), max(counts[-1], 2 * head_rows[-1])
     with (
         shortened(runner, _LAYERS),
         steps(config, runner, rows=rows, tokens=tokens, embedded=False) as run,
@@ -264,7 +264,7 @@ def load_products(config: EngineConfig, runner: ModelRunner) -> None:
         for count in reversed(counts):  # the largest one's memory is cut for the others
             whole, rest = divmod(count, longest)
             run([longest] * whole + [rest] * bool(rest))
-        for count in drawn:
+        for count in head_rows:
             runner.model.logits(run([min(2, longest)] * count))
     if runner.stager.device.type == "cuda":
         torch.cuda.synchronize(runner.stager.device)

@@ -118,11 +118,11 @@ class ControlServer(Channel):
         if link is None:
             return
         if isinstance(item, Say):
-            self._say(link, item.message)
+            self._send_message(link, item.message)
         else:
             self._listener.drop(link, item.reason)
 
-    def _say(self, link: Link, message: Message) -> None:
+    def _send_message(self, link: Link, message: Message) -> None:
         data = encode(message)
         if len(data) > MAX_MESSAGE_BYTES and isinstance(message, KeyedToConsumer):
             logger.error(

@@ -73,7 +73,7 @@ class Throughput:
         self._slow_seconds = slow_seconds
         self._links: dict[Incarnation, _Link] = {}
         self._open: dict[RequestKey, _Open] = {}
-        self._told = True
+        self._is_reported = True
         """Whether the last look reported the current state."""
         for phase in PHASES_OF_WAITING:  # all series from the start, for their rates
             metrics.slow.labels(phase)
@@ -82,7 +82,7 @@ class Throughput:
 
     def begin(self, key: RequestKey) -> None:
         self._open[key] = _Open()
-        self._told = False
+        self._is_reported = False
 
     def final(self, key: RequestKey) -> None:
         """Record that a prompt is done: all of its KV is announced."""
@@ -91,7 +91,7 @@ class Throughput:
             known.final_at = self._clock()
 
     def end(self, key: RequestKey) -> None:
-        self._told = self._open.pop(key, None) is None and self._told
+        self._is_reported = self._open.pop(key, None) is None and self._is_reported
 
     def moved(self, peer: Incarnation, nbytes: int, seconds: float) -> None:
         link = self._links.setdefault(peer, _Link())
@@ -104,7 +104,7 @@ class Throughput:
     def rest(self) -> float | None:
         """Return the seconds until the next look; None if nothing is open or unreported and no pace
         expires."""
-        if self._open or not self._told:
+        if self._open or not self._is_reported:
             return LOOK_SECONDS
         oldest = min(
             (each.used_at for each in self._links.values() if each.throughput), default=None
@@ -143,7 +143,7 @@ class Throughput:
                 old.append(peer)
             self._book.throughput(peer, bytes_per_s=link.throughput, waiting_bytes=int(nbytes))
         self._metrics.waiting_bytes.set(sum(waiting.values()))
-        self._told = True
+        self._is_reported = True
         return old
 
     def _measure(self, link: _Link, seconds: float) -> None:

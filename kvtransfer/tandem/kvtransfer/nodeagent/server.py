@@ -99,7 +99,7 @@ class Caller:
             groups = self.sock.getsockopt(level, _SO_PEERGROUPS, _MAX_GROUPS * size)
         return group in (own_group, *struct.unpack(f"{len(groups) // size}I", groups))
 
-    def heard(self) -> Generator[tuple[ToAgent, list[int]]]:
+    def messages(self) -> Generator[tuple[ToAgent, list[int]]]:
         """Yield received messages, a bounded number, with descriptors, which are closed after each.
         Set ``ended`` at the connection's end. Raises Garbage."""
         for _ in range(_BATCH):
@@ -260,7 +260,7 @@ class NodeAgent:
             if ready & selectors.EVENT_WRITE:
                 caller.flush()
             if ready & selectors.EVENT_READ:
-                self._hear(caller)
+                self._receive(caller)
         if self._in_turn:
             self._begin(*self._in_turn.take())
         self._see_ends()
@@ -314,9 +314,9 @@ class NodeAgent:
         self._selector.register(sock, selectors.EVENT_READ)
         caller.say(Hello(VERSION, caller.challenge))
 
-    def _hear(self, caller: Caller) -> None:
+    def _receive(self, caller: Caller) -> None:
         try:
-            with contextlib.closing(caller.heard()) as messages:
+            with contextlib.closing(caller.messages()) as messages:
                 for message, files in messages:
                     self._take(caller, message, files)
                     if caller.ended or caller.has_unsaid:

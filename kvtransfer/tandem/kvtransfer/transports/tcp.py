@@ -259,16 +259,16 @@ class Receiver:
     def _advance(self, stream: Stream) -> None:
         def landed(ticket: Ticket) -> None:
             if stream.link.landed(ticket):
-                self._tell((ticket, Progress.DONE))
+                self._report((ticket, Progress.DONE))
 
         try:
             stream.advance(self._memory, landed)
         except (OSError, TransportError) as error:
             logger.debug("tcp: a connection for KV ends: %r", error)
             for each in stream.link.close():
-                self._tell(each)
+                self._report(each)
 
-    def _tell(self, ended: Ended) -> None:
+    def _report(self, ended: Ended) -> None:
         self._ended.add(ended)
         self._ended.wake()
 

@@ -66,7 +66,7 @@ class Repairs:
         with self._lock:
             self._wanted.pop(key, None)
 
-    def heard(self, key: Key, child: Manifest, *, deleted: bool) -> None:
+    def child_changed(self, key: Key, child: Manifest, *, deleted: bool) -> None:
         """Handle a changed child: repair it if it is wrong, then wake its service."""
         manifest = self._wrong(key, child, deleted=deleted)
         if manifest is None:

@@ -223,27 +223,27 @@ class Mirror(Cluster):
         self, manifest: Manifest, *, subresource: str = "", dry_run: bool = False
     ) -> Manifest:
         result = super().apply(manifest, subresource=subresource, dry_run=dry_run)
-        return result if dry_run else self._heard(manifest["kind"], result)
+        return result if dry_run else self._stored(manifest["kind"], result)
 
     def create(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest | None:
         made = super().create(manifest, dry_run=dry_run)
-        return made if dry_run or made is None else self._heard(manifest["kind"], made)
+        return made if dry_run or made is None else self._stored(manifest["kind"], made)
 
     def replace(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
         result = super().replace(manifest, dry_run=dry_run)
-        return result if dry_run else self._heard(manifest["kind"], result)
+        return result if dry_run else self._stored(manifest["kind"], result)
 
     def patch(self, kind: str, namespace: str, name: str, body: Manifest) -> Manifest | None:
         found = super().patch(kind, namespace, name, body)
-        return None if found is None else self._heard(kind, found)
+        return None if found is None else self._stored(kind, found)
 
     def patch_pod_status(self, namespace: str, name: str, body: Manifest) -> Manifest | None:
         found = super().patch_pod_status(namespace, name, body)
-        return None if found is None else self._heard("Pod", found)
+        return None if found is None else self._stored("Pod", found)
 
     def write_fields(self, item: Manifest, entries: list[Manifest]) -> Manifest:
-        return self._heard(item["kind"], super().write_fields(item, entries))
+        return self._stored(item["kind"], super().write_fields(item, entries))
 
-    def _heard(self, kind: str, item: Manifest) -> Manifest:
+    def _stored(self, kind: str, item: Manifest) -> Manifest:
         self._store.put(kind, item)
         return item

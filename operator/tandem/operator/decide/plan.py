@@ -197,11 +197,11 @@ def replicas(seen: Seen) -> dict[Role, Wanted]:
 
 def last_counts(seen: Seen) -> dict[Role, int]:
     """Return the last replicas of roles with a scaler, for the time without it."""
-    told = {each.role: each.replicas for each in seen.status.scalers}
+    replicas = {each.role: each.replicas for each in seen.status.scalers}
     counts = {}
     for role in WORKERS:
         asked = sum(view.asked for (its, _), view in seen.workloads.items() if its is role)
-        count = told.get(role)
+        count = replicas.get(role)
         if is_external(seen.spec, role) and (count is not None or asked):
             counts[role] = asked if count is None else count
     return counts
@@ -262,8 +262,8 @@ def _tried_anew(seen: Seen) -> RolloutStatus:
     targets = {(Role(role), name) for role, name in memory.targets.items()}
     if seen.generation == seen.status.observed_generation or targets <= seen.workloads.keys():
         return memory
-    told = told_of(seen.status.conditions, ConditionType.ACCEPTED)
-    if memory.failed is None and (told is None or told.status == "True"):
+    accepted = told_of(seen.status.conditions, ConditionType.ACCEPTED)
+    if memory.failed is None and (accepted is None or accepted.status == "True"):
         return memory  # in progress: a role that waits has no Deployment yet
     return msgspec.structs.replace(memory, failed=None, progressed_at=None)
 

@@ -76,15 +76,15 @@ class StatusInputs(msgspec.Struct, frozen=True, kw_only=True):
         """Return the ready pods that clients reach."""
         return self.ready(role, self.decision.routers if role is Role.ROUTER else None)
 
-    def counted(self, told: Links | None) -> Links | None:
-        """Return ``told`` if it counts the current pairs of workers, else None.
+    def counted(self, links: Links | None) -> Links | None:
+        """Return ``links`` if it counts the current pairs of workers, else None.
 
         Without a pair, return no links: no router is asked then.
         """
         asleep = self.decision.phase is Phase.SUSPENDED
         pairs = 0 if asleep else self.ready(Role.PREFILL) * self.ready(Role.DECODE)
-        if told is None or told.total == pairs:
-            return told
+        if links is None or links.total == pairs:
+            return links
         return None if pairs else Links(healthy=0, total=0)
 
 
@@ -253,9 +253,9 @@ def role_problem(inputs: StatusInputs, role: Role, revision: str | None = None) 
 
 def _fabric_word(inputs: StatusInputs) -> Word:
     local = inputs.spec.kv_transfer.node_local
-    drawn = draws_tokens(inputs.spec)
-    if not drawn or inputs.wanted[Role.PREFILL].replicas == 0:
-        why = "aggregated serving" if drawn else "the task generates no tokens"
+    has_tokens = draws_tokens(inputs.spec)
+    if not has_tokens or inputs.wanted[Role.PREFILL].replicas == 0:
+        why = "aggregated serving" if has_tokens else "the task generates no tokens"
         return "True", Reason.NOT_NEEDED, f"{why}: there are no hand-offs"
     if local.mode is NodeLocalMode.REQUIRED and node_local_volume(inputs.spec) is None:
         text = "spec.kvTransfer.nodeLocal.mode is Required, and nodeLocal.volume is not set"
@@ -284,8 +284,8 @@ def _servable_word(inputs: StatusInputs, before: LLMServiceStatus) -> Word:
     if verdict is not None and verdict.reason is not Reason.CANARY_QUEUED:
         return _truth(verdict.ok), verdict.reason, verdict.message
     for each in before.conditions:  # of another leader: it holds until this one has asked
-        told = each.type == ConditionType.SERVABLE and each.reason != Reason.SUSPENDED
-        if told and inputs.decision.memory.stable:
+        is_known = each.type == ConditionType.SERVABLE and each.reason != Reason.SUSPENDED
+        if is_known and inputs.decision.memory.stable:
             return each.status, Reason(each.reason), each.message or ""
     if verdict is not None:
         return "Unknown", verdict.reason, verdict.message
@@ -338,10 +338,10 @@ def _failed_text(inputs: StatusInputs, before: LLMServiceStatus) -> str:
     After its pods are deleted, the message of the last status is kept.
     """
     memory, pilot = inputs.decision.memory, inputs.pilot
-    told = told_of(before.conditions, ConditionType.DEGRADED)
+    degraded = told_of(before.conditions, ConditionType.DEGRADED)
     gone = bool(memory.stable) and before.rollout.failed == memory.failed
-    if gone and told is not None and told.reason == Reason.DEADLINE_EXCEEDED:
-        return told.message
+    if gone and degraded is not None and degraded.reason == Reason.DEADLINE_EXCEEDED:
+        return degraded.message
     targets = _targets(inputs)
     found = [role_problem(inputs, role, targets.get(role)) for role in Role]
     why = [problem.message for problem in found if problem is not None]

@@ -88,20 +88,20 @@ def service_account(
     )
 
 
-def registry_of(heard: WatchEvents) -> kopf.OperatorRegistry:
+def registry_of(events: WatchEvents) -> kopf.OperatorRegistry:
     """Return handlers that pass events on."""
     registry = kopf.OperatorRegistry()
     # kopf's default after a failed login is a minute without watches
     kopf.on.login(registry=registry, id="login", backoff=_LOGIN_SECONDS)(_log_in)
 
     async def on_service(namespace: str | None, name: str | None, event: Any, **_: Any) -> None:
-        heard.metrics.events.labels("llmservices").inc()
-        if namespace and name and _is_news(heard.store, "LLMService", event):
-            heard.service((namespace, name))
+        events.metrics.events.labels("llmservices").inc()
+        if namespace and name and _is_news(events.store, "LLMService", event):
+            events.service((namespace, name))
 
     kopf.on.event(GROUP, VERSION, "llmservices", registry=registry, id="service")(on_service)
     for group, version, plural in CHILDREN:
-        handler = _child_handler(plural, heard)
+        handler = _child_handler(plural, events)
         kopf.on.event(
             group,
             version,
@@ -113,15 +113,15 @@ def registry_of(heard: WatchEvents) -> kopf.OperatorRegistry:
     return registry
 
 
-def _child_handler(plural: str, heard: WatchEvents) -> Any:
+def _child_handler(plural: str, events: WatchEvents) -> Any:
     async def on_child(namespace: str | None, labels: Any, event: Any, **_: Any) -> None:
-        heard.metrics.events.labels(plural).inc()
+        events.metrics.events.labels(plural).inc()
         service = labels.get(LABEL_SERVICE)
         if namespace and service:
-            if not _is_news(heard.store, _KINDS[plural], event):
+            if not _is_news(events.store, _KINDS[plural], event):
                 return  # written by us, or known from a list
             key, gone = (namespace, service), event["type"] == "DELETED"
-            heard.child(key, {"kind": _KINDS[plural], **event["object"]}, deleted=gone)
+            events.child(key, {"kind": _KINDS[plural], **event["object"]}, deleted=gone)
 
     return on_child
 
@@ -153,19 +153,19 @@ def settings_of() -> kopf.OperatorSettings:
 
 def run(
     settings: OperatorSettings,
-    heard: WatchEvents,
+    events: WatchEvents,
     stop: threading.Event,
     served: Callable[[], tuple[str, ...]],
 ) -> None:
     """Watch the namespaces of ``served`` until ``stop`` or a signal. Raises kopf's errors."""
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # else a line per event
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)  # signals are ours
-    asyncio.run(_run(settings, heard, stop, served))
+    asyncio.run(_run(settings, events, stop, served))
 
 
 async def _run(
     settings: OperatorSettings,
-    heard: WatchEvents,
+    events: WatchEvents,
     stop: threading.Event,
     served: Callable[[], tuple[str, ...]],
 ) -> None:
@@ -179,7 +179,7 @@ async def _run(
                 await flag.wait()
                 continue
             await kopf.operator(
-                registry=registry_of(heard),
+                registry=registry_of(events),
                 settings=settings_of(),
                 standalone=True,
                 clusterwide=not settings.namespaces,

@@ -66,14 +66,14 @@ def links_of(fleet: dict[str, Any], expected: int) -> Links:
     kinds = {worker.get("compatibility") for worker in workers}
     if len(kinds) > 1 and not all(states.values()):
         quarantined.append(f"workers hold KV of {len(kinds)} kinds: they cannot exchange it")
-    told = fleet.get("handoff_links", ())
+    found = fleet.get("handoff_links", ())
     return Links(
         healthy=min(len(healthy), expected),
         total=expected,
         transport=fleet.get("transport"),
-        median_megabytes_per_second=_median_rate(told),
+        median_megabytes_per_second=_median_rate(found),
         quarantined=[each[:_MOST_CHARACTERS] for each in quarantined[:_MOST]],
-        down=why_down(told),
+        down=why_down(found),
     )
 
 

@@ -82,7 +82,7 @@ class Silence:
         """Return the routers to check: none if all are on one node."""
         return self._routers if len({pod.node for pod in self._routers}) > 1 else ()
 
-    def heard(self, began: float, asked: Set[str], answered: Set[str]) -> None:
+    def record_round(self, began: float, asked: Set[str], answered: Set[str]) -> None:
         """Record a round of requests, sent at ``began``, and its answers.
 
         Without an answer from another node the operator itself may be cut off.
@@ -198,7 +198,7 @@ class Reach:
         found: list[tuple[Identity, Silence, PodView]] = []
         with self._lock:
             for owner, silence in self._services.values():
-                silence.heard(began, asked, answered)
+                silence.record_round(began, asked, answered)
                 gone = silence.gone(time.monotonic())
                 found += [(owner, silence, pod) for pod in gone]
         for owner, silence, pod in found:

@@ -53,10 +53,10 @@ class StatusWriter:
         status = status_of(inputs, seen.status)
         if self._declared(status) != self._declared(seen.status):
             self._undeclared.apply(self._cluster, _status_manifest(seen.owner, status))
-            self._tell(seen.owner, seen.status.conditions, status.conditions, inputs.now)
+            self._write_events(seen.owner, seen.status.conditions, status.conditions, inputs.now)
         self._warn(seen.owner, inputs.now)
         for role in inputs.wanted:
-            self._say_scale(seen, live, role)
+            self._write_scale(seen, live, role)
 
     def _declared(self, status: LLMServiceStatus) -> Any:
         return self._undeclared.declared(KIND, msgspec.to_builtins(status))
@@ -70,7 +70,7 @@ class StatusWriter:
             self._warned[owner.uid] = problem
             self._write_event(owner, warning(owner, "CustomResourceOutdated", problem, now))
 
-    def _say_scale(self, seen: Seen, live: Snapshot, role: Role) -> None:
+    def _write_scale(self, seen: Seen, live: Snapshot, role: Role) -> None:
         scaler = live.find("LLMRoleScaler", seen.owner.child(role))
         if scaler is None:
             return
@@ -100,7 +100,7 @@ class StatusWriter:
             status, conditions=conditions, observed_generation=generation
         )
         self._undeclared.apply(self._cluster, _status_manifest(owner, after))
-        self._tell(owner, status.conditions, conditions, now)
+        self._write_events(owner, status.conditions, conditions, now)
 
     def is_outdated(
         self, owner: Identity, generation: int, scalers: Mapping[Role, int] | None = None
@@ -118,7 +118,7 @@ class StatusWriter:
                 return True
         return False
 
-    def _tell(
+    def _write_events(
         self, owner: Identity, before: list[Condition], after: list[Condition], now: float
     ) -> None:
         for condition in transitions(before, after):

@@ -218,9 +218,9 @@ class Resizing:
         counts = {**self._decided.counts, **self.kept}
         marked = departures(self._seen.pods, self._seen.workloads, counts)
         for key in marked.keys() - {size.key for size in falling}:
-            self._tell(marked[key])
+            self._mark_all(marked[key])
         for size in falling:
-            self._tell(marked.get(size.key, ()))
+            self._mark_all(marked.get(size.key, ()))
             if size.key not in self.kept:
                 self._write(size, rises=False)
         return self._found
@@ -247,7 +247,7 @@ class Resizing:
         is_last = role is Role.ROUTER and size.after == 0
         return role not in self._blocked and (is_reachable or not is_last)
 
-    def _tell(self, marks: Iterable[Mark]) -> None:
+    def _mark_all(self, marks: Iterable[Mark]) -> None:
         """Mark pods that leave; unmarked pods drain as well."""
         for mark in marks:
             problem = self._mark(mark)

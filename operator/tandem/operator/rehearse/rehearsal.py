@@ -40,7 +40,7 @@ from tandem.protocol.errors import InvalidParameter, TandemError
 from tandem.protocol.names import LABEL_REVISION, LABEL_ROLE, LABEL_SERVICE
 
 
-def _nobody(_key: Key) -> None:
+def _ignore(_key: Key) -> None:
     """Do nothing."""
 
 
@@ -48,12 +48,12 @@ class ToldProbes(Probes):
     """Canaries and links from the status."""
 
     def __init__(self, status: LLMServiceStatus) -> None:
-        super().__init__(0.0, _nobody)
-        self._told = Known(links=status.links)
+        super().__init__(0.0, _ignore)
+        self._of_status = Known(links=status.links)
         name = status.rollout.servable or token_name(status.rollout)
         for each in status.conditions:
-            told = each.status != "Unknown" and each.reason != Reason.SUSPENDED
-            if each.type == ConditionType.SERVABLE and told:
+            is_known = each.status != "Unknown" and each.reason != Reason.SUSPENDED
+            if each.type == ConditionType.SERVABLE and is_known:
                 verdict = Verdict(
                     ok=each.status == "True",
                     reason=Reason(each.reason),
@@ -61,10 +61,10 @@ class ToldProbes(Probes):
                     targets=name,
                     at=time.time(),
                 )
-                self._told.asked[name] = Asked(verdict=verdict)
+                self._of_status.asked[name] = Asked(verdict=verdict)
 
     def known(self, key: Key) -> Known:
-        return self._told
+        return self._of_status
 
     def poll(
         self, key: Key, questions: Iterable[Question], *, about: Set[str], links: int
@@ -76,7 +76,7 @@ class ToldKeys(KeyWatch):
     """Keys of pods from the status."""
 
     def __init__(self, cluster: Cluster) -> None:
-        super().__init__(cluster, _nobody)
+        super().__init__(cluster, _ignore)
 
     def all_read(
         self, key: Key, pods: Iterable[PodView], wanted: frozenset[str], access: PodAccess
@@ -88,7 +88,7 @@ class NoRefusals(Refusals):
     """No reasons of routers."""
 
     def __init__(self) -> None:
-        super().__init__(_nobody)
+        super().__init__(_ignore)
 
     def known(self, key: Key, pods: Iterable[PodView], token: str) -> dict[str, Problem]:
         return {}
@@ -98,7 +98,7 @@ class NoReach(Reach):
     """No checks of addresses."""
 
     def __init__(self, cluster: Cluster) -> None:
-        super().__init__(cluster, _nobody, OperatorMetrics(), 0.0)
+        super().__init__(cluster, _ignore, OperatorMetrics(), 0.0)
 
     def look(self, owner: Identity, pods: Iterable[PodView]) -> None:
         """Do nothing."""

@@ -24,7 +24,7 @@ class Ending:
 
     def __init__(self) -> None:
         self._answering: dict[asyncio.Task[object], Scope] = {}
-        self._told: dict[asyncio.Task[object], ErrorAnswer] = {}
+        self._errors: dict[asyncio.Task[object], ErrorAnswer] = {}
 
     def stop(self) -> None:
         """End every answer. In the loop's thread."""
@@ -47,14 +47,14 @@ class Ending:
 
     def end(self, task: asyncio.Task[object]) -> None:
         self._answering.pop(task, None)
-        self._told.pop(task, None)
+        self._errors.pop(task, None)
 
-    def told(self, task: asyncio.Task[object]) -> ErrorAnswer | None:
+    def error_of(self, task: asyncio.Task[object]) -> ErrorAnswer | None:
         """Return the error of a task that was cancelled here, else None."""
-        return self._told.get(task)
+        return self._errors.get(task)
 
     def _end(self, task: asyncio.Task[object], answer: ErrorAnswer) -> None:
-        self._told.setdefault(task, answer)
+        self._errors.setdefault(task, answer)
         task.cancel()
 
 
@@ -78,11 +78,11 @@ class Stopping:
         try:
             await self._app(scope, receive, answer.send)
         except asyncio.CancelledError:
-            told = self._ending.told(task)
-            if told is None:
+            error = self._ending.error_of(task)
+            if error is None:
                 raise
             task.uncancel()
-            await answer.end(told)
+            await answer.end(error)
         finally:
             self._ending.end(task)
 
@@ -104,14 +104,14 @@ class _Answer:
         elif not message.get("more_body", False):
             self._ended = True
 
-    async def end(self, told: ErrorAnswer) -> None:
+    async def end(self, error: ErrorAnswer) -> None:
         """Send the last event, if the client reads it soon."""
         try:
             async with asyncio.timeout(LAST_WORD_SECONDS):
                 if not self._begun:
-                    await send_error(self._scope, self._send, told)
+                    await send_error(self._scope, self._send, error)
                 elif self._is_stream and not self._ended:
-                    body = last_words(self._scope, told)
+                    body = last_words(self._scope, error)
                     last = {"type": "http.response.body", "body": body, "more_body": False}
                     await self._send(last)
         except TimeoutError:

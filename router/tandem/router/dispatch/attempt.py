@@ -247,7 +247,7 @@ class Leg:
 
     def timed(self, times: LegTimes) -> None:
         if self.record is not None:
-            self.record.times, self.record.heard = times, time.monotonic()
+            self.record.times, self.record.received_at = times, time.monotonic()
 
     def let_go(self) -> None:
         """Stop counting the leg on its worker. May be called twice."""
@@ -452,7 +452,7 @@ class Attempt:
         """Return whether its workers have had time to refuse it."""
         return now - self.started_at > TAKEN_AFTER
 
-    def heard(self, leg: Leg) -> None:
+    def note_output(self, leg: Leg) -> None:
         """Note that an output was read."""
         if leg.spoke:
             return

@@ -390,7 +390,7 @@ class Dispatcher:
             if attempt.placement.prefill is not None and not leg.is_prefill:
                 # P reports what was cached; D's share came over the link.
                 output = msgspec.structs.replace(output, num_cached_tokens=None)
-        attempt.heard(leg)
+        attempt.note_output(leg)
         try:
             return job.write(output), None
         except Gap as error:
@@ -415,7 +415,7 @@ class Dispatcher:
             return attempt.failure(leg, FailCause.INTERNAL, message)
         for observer in job.observers:
             observer.answered(job, attempt, leg)
-        attempt.heard(leg)
+        attempt.note_output(leg)
         job.ledger.answered()
         return None
 

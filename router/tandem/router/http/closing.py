@@ -68,7 +68,7 @@ class Closing:
             self._seconds = LINGER_SECONDS
             self._wait()
 
-    def heard(self, num_bytes: int) -> None:
+    def count_read(self, num_bytes: int) -> None:
         """Count and pace discarded bytes."""
         self._room -= num_bytes
         if self._room < 0:

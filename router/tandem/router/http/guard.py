@@ -96,7 +96,7 @@ class GuardedProtocol(EndingProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self.closing.has_begun:
-            self.closing.heard(len(data))
+            self.closing.count_read(len(data))
         if self.transport.is_closing():
             return
         if self._phase is _Phase.IDLE and not self.cycles:

@@ -75,10 +75,12 @@ def check_name(param: str, asked: str, known: Mapping[str, object]) -> None:
         raise InvalidParameter(param, asked, f"one of {', '.join((AUTO, NONE, *sorted(known)))}")
 
 
-def _choose(asked: str, template: str, told: tuple[tuple[tuple[str, ...], str], ...]) -> str | None:
+def _choose(
+    asked: str, template: str, known: tuple[tuple[tuple[str, ...], str], ...]
+) -> str | None:
     if asked != AUTO:
         return None if asked == NONE else asked
-    for texts, name in told:
+    for texts, name in known:
         if all(text in template for text in texts):
             return None if name == NONE else name
     return None

@@ -65,7 +65,7 @@ class Asker:
         self._greeted: Connection | None = None
         self.memory: Tensor | None = None
         """Landing slots of the current agent, mapped as long as a reference exists."""
-        self._unsaid: deque[tuple[Copy, bytes]] = deque()
+        self._unsent: deque[tuple[Copy, bytes]] = deque()
         """Requests, and the key of the producer of each."""
         self._asked: dict[int, tuple[Copy, bytes]] = {}
         """Requests that were sent and have no answer, by number."""
@@ -88,7 +88,7 @@ class Asker:
 
     def filenos(self) -> list[int]:
         """Return the descriptor of the agent's socket, if all requests have been sent."""
-        return [] if self._line is None or self._unsaid else [self._line.fileno()]
+        return [] if self._line is None or self._unsent else [self._line.fileno()]
 
     def connect(self) -> None:
         """Connect to the agent. Raises NoAgentYet if there is none, or an untrusted one, which may
@@ -103,16 +103,16 @@ class Asker:
     def ask(self, request: Copy, key: bytes) -> None:
         """Send a request as soon as the agent listens. ``key`` is the producer's, and proves the
         request. Raises TransportError if the agent is gone."""
-        self._unsaid.append((request, key))
+        self._unsent.append((request, key))
         if self._line is not None:
-            self._say(self._line)
+            self._send_queued(self._line)
 
     def answers(self, *, awaited: bool) -> Iterator[Copied | Refused]:
         """Yield the agent's answers; ``awaited`` if it owes one. Raises TransportError if it is
         gone."""
         if self._line is None:
             return
-        self._say(self._line)
+        self._send_queued(self._line)
         while (message := self._line.hear()) is not None:
             self._received_at = time.monotonic()
             if self._greeted is None:
@@ -124,7 +124,7 @@ class Asker:
                 raise TransportError(f"the node's agent rejected this worker: {message.reason}")
             elif not isinstance(message, Registered):
                 raise TransportError("the node's agent does not follow the protocol")
-            self._say(self._line)
+            self._send_queued(self._line)
         if self._greeted is not None and not awaited:
             self._received_at = time.monotonic()
         elif time.monotonic() - self._received_at > AGENT_SECONDS:
@@ -135,7 +135,7 @@ class Asker:
         if self._line is not None:
             self._line.close()
         self._line = self.memory = self.slots = self._greeted = None
-        self._unsaid.clear()
+        self._unsent.clear()
         self._asked.clear()
 
     def _check(self, answer: Copied | Refused, connection: Connection) -> None:
@@ -163,13 +163,13 @@ class Asker:
             os.close(descriptor)
         self._greeted = greeted
 
-    def _say(self, line: Line) -> None:
-        while self._greeted is not None and self._unsaid:
-            request, key = self._unsaid[0]
+    def _send_queued(self, line: Line) -> None:
+        while self._greeted is not None and self._unsent:
+            request, key = self._unsent[0]
             proof = consumers_proof(key, self._greeted, request.producer, request.consumer)
             if not line.say(msgspec.structs.replace(request, proof=proof)):
                 return
-            self._asked[request.number] = self._unsaid.popleft()
+            self._asked[request.number] = self._unsent.popleft()
 
 
 GPU_FACTOR = 2
@@ -233,21 +233,21 @@ class Giver:
         self._stop_writer.close()
 
     def _run(self) -> None:
-        pause, told = FIRST_PAUSE_SECONDS, ""
+        pause, reported = FIRST_PAUSE_SECONDS, ""
         while True:
             try:
                 line = Line(self._folder)
                 try:
                     self._register(line)
-                    pause, told = FIRST_PAUSE_SECONDS, ""
+                    pause, reported = FIRST_PAUSE_SECONDS, ""
                     if self._wait(line, None) is not None:
                         raise TransportError("the node's agent sent an unexpected message")
                 finally:
                     self.registered.clear()
                     line.close()
             except TransportError as error:
-                if str(error) != told:  # once, not at each try
-                    told = str(error)
+                if str(error) != reported:  # once, not at each try
+                    reported = str(error)
                     logger.warning("KV is not given to the node's agent: %s", error)
             except InterruptedError:
                 break

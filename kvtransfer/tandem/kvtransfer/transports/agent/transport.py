@@ -238,7 +238,7 @@ class AgentTransport:
     def _get_on(self) -> None:
         if self._landing.has_waiting or self._later:
             self._asker.connect()
-        self._hear()
+        self._receive_answers()
         self._ask()
 
     def _try(self, what: Callable[[], None]) -> None:
@@ -306,7 +306,7 @@ class AgentTransport:
 
     # Answers of the agent.
 
-    def _hear(self) -> None:
+    def _receive_answers(self) -> None:
         for answer in self._asker.answers(awaited=self._landing.is_asking):
             slot = answer.number  # a slot has one copy at a time, so its number is unique
             if slot >= len(self._landing.ring):

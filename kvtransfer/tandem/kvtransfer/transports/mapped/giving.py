@@ -126,7 +126,7 @@ class DescriptorServer:
             if key.fileobj is self._listener:
                 self._accept(key.fileobj)
             else:
-                self._hear(key.fileobj)
+                self._receive(key.fileobj)
         now = time.monotonic()
         for caller, known in list(self._callers.items()):
             if now - known.since > GREETING_SECONDS:
@@ -191,7 +191,7 @@ class DescriptorServer:
         self._callers[caller] = known
         self._selector.register(caller, selectors.EVENT_READ)
 
-    def _hear(self, caller: socket.socket) -> None:
+    def _receive(self, caller: socket.socket) -> None:
         known = self._callers[caller]
         try:
             data, files = receive(caller, ANSWER.size + 1 - len(known.received), 1)

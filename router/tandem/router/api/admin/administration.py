@@ -37,7 +37,7 @@ async def server_info(request: Request) -> Response:
         {
             "version": tandem_version(),
             "router": _settings(config),
-            "workers": {each.name: _told(each.card) for each in workers},
+            "workers": {each.name: _fields_of(each.card) for each in workers},
         }
     )
 
@@ -100,9 +100,9 @@ def _settings(config: RouterConfig) -> dict[str, Any]:
     }
 
 
-def _told(card: ModelCard) -> dict[str, Any]:
-    told = {name: getattr(card, name) for name in card.__struct_fields__ if name not in ADDRESSES}
-    return {**told, "incarnation": card.incarnation and card.incarnation.hex()}
+def _fields_of(card: ModelCard) -> dict[str, Any]:
+    fields = {name: getattr(card, name) for name in card.__struct_fields__ if name not in ADDRESSES}
+    return {**fields, "incarnation": card.incarnation and card.incarnation.hex()}
 
 
 def _answer_of(reply: Reply) -> Response:

@@ -57,8 +57,8 @@ class MessageWriter:
 
     def begin(self, output: RequestOutput) -> bytes:
         usage = usage_of(output, None)
-        self._say("message_start", message=self.message(None, None, {**usage, "output_tokens": 0}))
-        self._say("ping")
+        self._emit("message_start", message=self.message(None, None, {**usage, "output_tokens": 0}))
+        self._emit("ping")
         return self._flushed()
 
     def take(self, events: Iterable[Event]) -> bytes:
@@ -79,8 +79,8 @@ class MessageWriter:
     def end(self, reason: str, sequence: str | None, usage: dict[str, Any]) -> bytes:
         self._close()
         delta = {"stop_reason": reason, "stop_sequence": sequence}
-        self._say("message_delta", delta=delta, usage=usage)
-        self._say("message_stop")
+        self._emit("message_delta", delta=delta, usage=usage)
+        self._emit("message_stop")
         return self._flushed()
 
     def failed(self, answer: ErrorAnswer) -> bytes:
@@ -103,12 +103,12 @@ class MessageWriter:
         block = {"type": kind, **fields}
         self._blocks.append(block)
         self._is_open = True
-        self._say("content_block_start", index=len(self._blocks) - 1, content_block=block)
+        self._emit("content_block_start", index=len(self._blocks) - 1, content_block=block)
 
     def _delta(self, kind: str, **fields: str) -> None:
         self._texts += fields.values()
         delta = {"type": kind, **fields}
-        self._say("content_block_delta", index=len(self._blocks) - 1, delta=delta)
+        self._emit("content_block_delta", index=len(self._blocks) - 1, delta=delta)
 
     def _close(self) -> None:
         if not self._is_open:
@@ -120,9 +120,9 @@ class MessageWriter:
             block["input"] = _object(text)
         else:
             block[block["type"]] = text
-        self._say("content_block_stop", index=len(self._blocks) - 1)
+        self._emit("content_block_stop", index=len(self._blocks) - 1)
 
-    def _say(self, kind: str, **fields: Any) -> None:
+    def _emit(self, kind: str, **fields: Any) -> None:
         if self._streams:
             self._put(kind, {"type": kind, **fields})
 

@@ -67,12 +67,12 @@ def placed(leg: LegRecord) -> tuple[float, float] | None:
 
     None while the worker has reported nothing.
     """
-    times, heard = leg.times, leg.heard
-    if times is None or heard is None:
+    times, received_at = leg.times, leg.received_at
+    if times is None or received_at is None:
         return None
-    ways = max(0.0, heard - leg.sent - times.sent)
+    ways = max(0.0, received_at - leg.sent - times.sent)
     back = min(ways / 2, BACK_SECONDS)
-    came = heard - back - times.sent
+    came = received_at - back - times.sent
     if leg.accepted is not None:
         came = min(came, max(leg.sent, leg.accepted))
     return max(leg.sent, came), ways
@@ -244,7 +244,7 @@ def _of_attempt(attempt: AttemptRecord, end: float) -> Iterator[_Cover]:
 
 def _of_leg(leg: LegRecord, *, paired: bool) -> Iterator[_Cover]:
     where = placed(leg)
-    if where is None or leg.times is None or leg.heard is None:
+    if where is None or leg.times is None or leg.received_at is None:
         return
     came, _ = where
     decodes = paired and leg.role == "decode"
@@ -252,7 +252,9 @@ def _of_leg(leg: LegRecord, *, paired: bool) -> Iterator[_Cover]:
         late = came - leg.sent > TAKEN_LATE_SECONDS
         name = "not taken yet" if late else "on its way"
         yield _Cover(WAY, leg.sent, came, leg.role, name, leg.worker)
-        yield _Cover(WAY, came + leg.times.sent, leg.heard, leg.role, "on its way back", leg.worker)
+        yield _Cover(
+            WAY, came + leg.times.sent, leg.received_at, leg.role, "on its way back", leg.worker
+        )
     for note in leg.times.notes:
         known = _OF_NOTES.get(note.name)
         if known is None or (decodes and note.name == "queue"):
@@ -333,9 +335,9 @@ def _rows(recording: Recording, now: float) -> msgspec.Raw:
     """Return rows as JSON, cached for ended calls until a worker reports."""
     if recording.ended is None:
         return msgspec.Raw(_encoded_rows(recording, now))
-    told = sum(leg.times is not None for each in recording.attempts for leg in each.legs)
-    if recording.rows is None or recording.rows[0] != told:
-        recording.rows = told, _encoded_rows(recording, now)
+    num_timed = sum(leg.times is not None for each in recording.attempts for leg in each.legs)
+    if recording.rows is None or recording.rows[0] != num_timed:
+        recording.rows = num_timed, _encoded_rows(recording, now)
     return msgspec.Raw(recording.rows[1])
 
 

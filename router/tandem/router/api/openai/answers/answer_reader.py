@@ -383,15 +383,15 @@ class AnswerReader:
         if choice.finish_reason is not None:
             events += read.parser.end()
         read.last = choice
-        told = [event for event in events if self._is_told(event)]
-        read.num_calls += sum(isinstance(event, CallBegun) for event in told)
-        return told
+        visible = [event for event in events if self._is_visible(event)]
+        read.num_calls += sum(isinstance(event, CallBegun) for event in visible)
+        return visible
 
     def _parser(self, output: RequestOutput) -> StreamParser:
         begin = self._parsers.begin_forced if self._is_forced else self._parsers.begin
         return begin(self._tools, output.prompt or "", self._continued)
 
-    def _is_told(self, event: Event) -> bool:
+    def _is_visible(self, event: Event) -> bool:
         match event:
             case ReasoningDelta():
                 return self._says_reasoning

@@ -66,8 +66,8 @@ class ResponseWriter:
 
     def begin(self) -> bytes:
         response = self._response("in_progress", None)
-        self._say("response.created", response=response)
-        self._say("response.in_progress", response=response)
+        self._emit("response.created", response=response)
+        self._emit("response.in_progress", response=response)
         return self._flushed()
 
     def take(self, events: Sequence[Event], logprobs: Logprobs = ()) -> bytes:
@@ -90,7 +90,7 @@ class ResponseWriter:
                     self._begin("function_call", **call)
                 case ArgumentsDelta(_, text):
                     self._add(text)
-                    self._tell("response.function_call_arguments.delta", delta=text)
+                    self._emit_of_item("response.function_call_arguments.delta", delta=text)
         return self._flushed()
 
     def end(self, finish: FinishReason | None, usage: dict[str, Any]) -> bytes:
@@ -101,7 +101,7 @@ class ResponseWriter:
         if not whole:
             self._frame["incomplete_details"] = {"reason": "max_output_tokens"}
         self.final = self._response(status, usage)
-        self._say(f"response.{status}", response=self.final)
+        self._emit(f"response.{status}", response=self.final)
         return self._flushed()
 
     def failed(self, answer: ErrorAnswer) -> bytes:
@@ -110,7 +110,7 @@ class ResponseWriter:
         code = "rate_limit_exceeded" if answer.status == 429 else "server_error"
         code = "invalid_prompt" if answer.status == 400 else code
         self._frame["error"] = {"code": code, "message": answer.message}
-        self._say("response.failed", response=self._response("failed", None))
+        self._emit("response.failed", response=self._response("failed", None))
         return self._flushed()
 
     def _response(self, status: str, usage: dict[str, Any] | None) -> dict[str, Any]:
@@ -119,19 +119,21 @@ class ResponseWriter:
     def _write(self, text: str) -> None:
         if self._open is None or self._open["type"] != "message":
             self._begin("message", role="assistant", content=[])
-            self._tell("response.content_part.added", content_index=0, part=output_text(""))
+            self._emit_of_item("response.content_part.added", content_index=0, part=output_text(""))
         logprobs, self._waiting = self._waiting, []
         self._add(text)
         self._logprobs += logprobs
-        self._tell("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
+        self._emit_of_item(
+            "response.output_text.delta", content_index=0, delta=text, logprobs=logprobs
+        )
 
     def _think(self, text: str) -> None:
         if self._open is None or self._open["type"] != "reasoning":
             self._begin("reasoning", summary=[], content=[])
             part = {"type": "reasoning_text", "text": ""}
-            self._tell("response.content_part.added", content_index=0, part=part)
+            self._emit_of_item("response.content_part.added", content_index=0, part=part)
         self._add(text)
-        self._tell("response.reasoning_text.delta", content_index=0, delta=text)
+        self._emit_of_item("response.reasoning_text.delta", content_index=0, delta=text)
 
     def _add(self, text: str) -> None:
         self._texts.append(text)
@@ -152,7 +154,7 @@ class ResponseWriter:
         item = {"id": new_id(kind), "type": kind, "status": "in_progress", **fields}
         self._open = item
         self.output.append(item)
-        self._say("response.output_item.added", output_index=len(self.output) - 1, item=item)
+        self._emit("response.output_item.added", output_index=len(self.output) - 1, item=item)
 
     def _close(self, status: str) -> None:
         item = self._open
@@ -161,11 +163,13 @@ class ResponseWriter:
         text = "".join(self._texts)
         if item["type"] == "function_call":
             item["arguments"] = text
-            self._tell("response.function_call_arguments.done", arguments=text, name=item["name"])
+            self._emit_of_item(
+                "response.function_call_arguments.done", arguments=text, name=item["name"]
+            )
         else:
             self._close_part(item, text)
         item["status"] = status
-        self._say("response.output_item.done", output_index=len(self.output) - 1, item=item)
+        self._emit("response.output_item.done", output_index=len(self.output) - 1, item=item)
         self._open = None
         self._texts, self._logprobs = [], []
         self._closed_weight += self._open_weight
@@ -175,19 +179,21 @@ class ResponseWriter:
         if item["type"] == "message":
             logprobs = [*self._logprobs, *self._waiting]
             part = output_text(text, logprobs)
-            self._tell("response.output_text.done", content_index=0, text=text, logprobs=logprobs)
+            self._emit_of_item(
+                "response.output_text.done", content_index=0, text=text, logprobs=logprobs
+            )
         else:
             part = {"type": "reasoning_text", "text": text}
-            self._tell("response.reasoning_text.done", content_index=0, text=text)
+            self._emit_of_item("response.reasoning_text.done", content_index=0, text=text)
         item["content"] = [part]
-        self._tell("response.content_part.done", content_index=0, part=part)
+        self._emit_of_item("response.content_part.done", content_index=0, part=part)
 
-    def _tell(self, kind: str, **fields: Any) -> None:
+    def _emit_of_item(self, kind: str, **fields: Any) -> None:
         assert self._open is not None
         where = {"item_id": self._open["id"], "output_index": len(self.output) - 1}
-        self._say(kind, **where, **fields)
+        self._emit(kind, **where, **fields)
 
-    def _say(self, kind: str, **fields: Any) -> None:
+    def _emit(self, kind: str, **fields: Any) -> None:
         if not self._streams:
             return
         content = {"type": kind, "sequence_number": self._sequence, **fields}

@@ -15,7 +15,6 @@ from bench.sim.times import Way
 
 from tandem.kvtransfer.events import (
     ConsumerEvent,
-    FirstTokenEnded,
     Loaded,
     ProducerEvent,
     Ready,
@@ -147,7 +146,7 @@ class Link:
         if transfer is None or transfer.done or transfer.first is None or not transfer.loading:
             return
         if transfer.finish is not None:
-            told: ConsumerEvent = FirstTokenEnded(key, transfer.first, transfer.finish)
+            told: ConsumerEvent = Loaded(key, transfer.first, usable=False)
         elif transfer.landed >= transfer.num_tokens:
             told = Loaded(key, transfer.first)
         else:

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from tests.engine_plan.sim import SimExecutor
 
 from tandem.engine.request import Request
-from tandem.engine.scheduler.connector import Announced, Hold, Loaded, Lookup, Remote
+from tandem.engine.scheduler.connector import Hold, Lookup, Remote
 from tandem.protocol.errors import FailCause, Refusal, RefusalCode
 from tandem.protocol.ids import RequestKey
-from tandem.protocol.kv import Fence, FirstToken, LoadFailed, Released
+from tandem.protocol.kv import Fence, FirstToken, Loaded, LoadFailed, Released
+from tandem.protocol.kv import Ready as ReadyEvent
 from tandem.protocol.requests import Produce
 
-Event = Loaded | LoadFailed | Released | Announced
+Event = Loaded | LoadFailed | Released | ReadyEvent
 
 
 @dataclass
@@ -151,7 +152,7 @@ class Ready(dict[RequestKey, int]):
 
     def __setitem__(self, key: RequestKey, num_tokens: int) -> None:
         super().__setitem__(key, num_tokens)
-        self._events().append(Announced(key))
+        self._events().append(ReadyEvent(key, num_tokens))
 
 
 class ConsumerSide(Connector):

@@ -16,9 +16,8 @@ from tests.engine_plan.handoff import ConsumerSide
 from tests.engine_plan.pair import consume
 
 from tandem.engine.request import Request, RequestState
-from tandem.engine.scheduler.connector import Loaded
 from tandem.protocol.ids import RequestKey
-from tandem.protocol.kv import FirstToken
+from tandem.protocol.kv import FirstToken, Loaded
 from tandem.protocol.requests import EngineCoreRequest
 
 

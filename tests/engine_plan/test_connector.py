@@ -7,10 +7,9 @@ from tests.engine_plan.builders import Harness, params_of, request_of
 from tests.engine_plan.handoff import Connector, ConsumerSide
 from tests.engine_plan.pair import D, P, Pair, consume, merged, produce
 
-from tandem.engine.scheduler.connector import Loaded
 from tandem.engine.step import ModelRunnerOutput
 from tandem.protocol.errors import FailCause, RefusalCode
-from tandem.protocol.kv import FirstToken
+from tandem.protocol.kv import FirstToken, Loaded
 from tandem.protocol.requests import Consume, Produce
 
 

@@ -8,10 +8,9 @@ import pytest
 from tests.engine_plan.builders import params_of, request_of
 from tests.engine_plan.pair import Pair, consume
 
-from tandem.engine.scheduler.connector import Loaded
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
 from tandem.protocol.errors import FailCause
-from tandem.protocol.kv import FirstToken, Released
+from tandem.protocol.kv import FirstToken, Loaded, Released
 
 
 def test_only_what_is_missing_is_loaded():

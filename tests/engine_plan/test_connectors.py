@@ -8,11 +8,11 @@ from tests.engine_plan.handoff import Connector, ProducerSide
 from tests.engine_plan.pair import produce
 
 from tandem.engine.request import Request
-from tandem.engine.scheduler.connector import Hold, Loaded, Lookup, Remote
+from tandem.engine.scheduler.connector import Hold, Lookup, Remote
 from tandem.engine.scheduler.connectors import Connectors, compose
 from tandem.protocol.errors import RefusalCode
 from tandem.protocol.ids import Incarnation
-from tandem.protocol.kv import FirstToken, Released
+from tandem.protocol.kv import FirstToken, Loaded, Released
 from tandem.protocol.requests import Pull
 
 

@@ -8,10 +8,9 @@ from tests.engine_plan.grammars import HandCompiler, constrained, run, step_unti
 from tests.engine_plan.pair import Pair, consume, merged
 
 from tandem.engine.core import engine_core
-from tandem.engine.scheduler.connector import Loaded
 from tandem.engine.scheduler.constrained import MASK_SECONDS
 from tandem.protocol.errors import FailCause, RefusalCode
-from tandem.protocol.kv import FirstToken
+from tandem.protocol.kv import FirstToken, Loaded
 
 ANSWERS = "1 2 3 4 5 6|1 2 9|8 8 8 8|20 21 22 23 24 25 26 27"
 ALLOWED = [[int(token) for token in each.split()] for each in ANSWERS.split("|")]

@@ -26,10 +26,9 @@ from tests.engine_plan.grammars import HandCompiler, constrained
 from tests.engine_plan.handoff import BothSides
 
 from tandem.engine.request import Request
-from tandem.engine.scheduler.connector import Loaded
 from tandem.protocol.errors import RefusalCode
 from tandem.protocol.ids import Incarnation, RequestKey
-from tandem.protocol.kv import FirstToken
+from tandem.protocol.kv import FirstToken, Loaded
 from tandem.protocol.outputs import EngineCoreOutput
 from tandem.protocol.pooling import NO_SAMPLING, PoolingParams, PoolingType
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce

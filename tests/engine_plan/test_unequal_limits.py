@@ -12,9 +12,8 @@ from tests.engine_plan.builders import params_of
 from tests.engine_plan.pair import Pair, consume, merged, produce
 
 from tandem.engine.scheduler import scheduler
-from tandem.engine.scheduler.connector import Loaded
 from tandem.protocol.errors import FailCause, RefusalCode
-from tandem.protocol.kv import FirstToken
+from tandem.protocol.kv import FirstToken, Loaded
 from tandem.protocol.outputs import FinishReason
 
 LONG = params_of(max_tokens=30, ignore_eos=True)

@@ -32,7 +32,7 @@ from tandem.kvtransfer.transports.tcp import TcpTransport
 from tandem.protocol.card import blocks_for
 from tandem.protocol.ids import RequestKey
 
-ENDINGS = (events.Loaded, events.FirstTokenEnded, events.LoadFailed, events.Cancelled)
+ENDINGS = (events.Loaded, events.LoadFailed, events.Cancelled)
 TOKENS = (1, 4, 13, 16, 24)
 PAUSE_SECONDS, STEP_SECONDS = 0.3, 0.005
 
@@ -134,21 +134,22 @@ class Chaos:
         for event in worker.service.poll():
             each = self.live[event.key]
             if isinstance(event, events.Released):
-                assert not each.released, f"{event} twice"
-                self._release(each)
+                if isinstance(worker, Producer):
+                    assert not each.released, f"{event} twice"
+                    self._release(each)
+                else:
+                    assert not each.free, f"{event} twice"
+                    self._free(each)
             elif isinstance(event, events.Ready):
                 each.consumer.service.begin_load(each.key, each.target, 0, event.num_tokens)
-            elif isinstance(event, ENDINGS):
+            elif isinstance(event, ENDINGS) and isinstance(worker, Consumer):
                 assert not each.ended, f"{event} is a second ending"
                 each.ended = True
-                if isinstance(event, events.Loaded):
+                if isinstance(event, events.Loaded) and event.usable:
                     self.loaded += 1
                     assert each.consumer.holds(each.key.request, each.tokens, each.target)
                 if getattr(event, "blocks_free", True):
                     self._free(each)
-            elif isinstance(event, events.BlocksFree):
-                assert not each.free, f"{event} twice"
-                self._free(each)
 
     # -- what breaks ----------------------------------------------------------------------------
 

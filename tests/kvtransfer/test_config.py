@@ -26,7 +26,7 @@ def test_settings_share_one_prefix():
         ("kv_connector", "memory"),
         ("kv_connector", "memory_blocks"),
         ("kv_slot_bytes", 1),
-        ("kv_send_slots", 0),
+        ("kv_slots", 0),
         ("kv_credits", True),
         ("kv_control_port", 70000),
         ("kv_lease_seconds", 0),

@@ -98,7 +98,7 @@ def test_a_part_that_finds_no_room_to_be_unpacked_ends_its_hand_off(pair, caplog
     assert failed.cause is FailCause.INTERNAL
     assert "no room" in failed.message
     if not failed.blocks_free:  # another part of it is unpacked
-        consumer.wait_for(events.BlocksFree, KEY)
+        consumer.wait_for(events.Released, KEY)
     producer.wait_for(events.Released, KEY)
     assert "cannot be unpacked: CUDA out of memory" in caplog.text
     next_goes_through(pair)

@@ -134,13 +134,13 @@ def test_blocks_that_a_device_writes_as_the_transfer_thread_ends_are_not_given_b
     mover.take = breaks
     service.cancel(make_key("any"))
     consumer.until(service.ended)
-    assert not any(isinstance(each, events.BlocksFree) for each in consumer.seen)
+    assert not any(isinstance(each, events.Released) for each in consumer.seen)
     if not hangs:
         assert mover.alive, "it waits for them"
         assert not service.peer_up(producer.incarnation)
     late.through = not hangs
     assert consumer.wait_for(events.LoadFailed, KEY).blocks_free is not hangs
-    freed = [each.key for each in consumer.seen if isinstance(each, events.BlocksFree)]
+    freed = [each.key for each in consumer.seen if isinstance(each, events.Released)]
     assert freed == ([] if hangs else [cancelled])
     assert service.has_pending() is hangs
     late.through = True

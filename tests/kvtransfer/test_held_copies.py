@@ -56,7 +56,7 @@ def test_a_lease_that_ended_and_whose_blocks_are_anothers_speaks_against_nobody(
     held.producer.hand_over(OTHER, 8, [0, 1], held.consumer.incarnation)
     held.producer.until(lambda: held.tags.read(1) == tag_of(OTHER, 0, 1, ()))
     held.transport.hold.clear()
-    held.consumer.until(lambda: consumer._mover.table.pulls[KEY].doubt)
+    held.consumer.until(lambda: consumer._mover.table.pulls[KEY].uncertain)
     assert not any(isinstance(each, events.LoadFailed) for each in held.consumer.seen)
     monkeypatch.undo()
     for peer, said in late:
@@ -76,10 +76,10 @@ def test_blocks_come_back_only_when_the_copy_into_them_has_ended(held):
     held.consumer.service.cancel(KEY)
     assert not held.consumer.wait_for(events.Cancelled, KEY).blocks_free
     held.producer.wait_for(events.Released, KEY)
-    assert not any(isinstance(each, events.BlocksFree) for each in held.consumer.seen)
+    assert not any(isinstance(each, events.Released) for each in held.consumer.seen)
     assert held.consumer.service.has_pending()
     held.transport.hold.clear()
-    held.consumer.wait_for(events.BlocksFree, KEY)
+    held.consumer.wait_for(events.Released, KEY)
     held.nothing_is_held()
 
 
@@ -90,7 +90,7 @@ def test_blocks_come_back_though_the_link_is_lost_while_they_are_copied(held):
     failed = held.consumer.wait_for(events.LoadFailed, KEY)
     assert (failed.cause, failed.blocks_free) == (FailCause.PEER, False)
     held.transport.hold.clear()
-    held.consumer.wait_for(events.BlocksFree, KEY)
+    held.consumer.wait_for(events.Released, KEY)
     held.nothing_is_held()
 
 
@@ -130,7 +130,7 @@ def test_a_lease_that_lapses_while_it_is_copied_is_let_go_of(workers):
     failed = held.consumer.wait_for(events.LoadFailed, KEY)
     assert (failed.cause, failed.blocks_free) == (FailCause.GONE, False)
     held.transport.hold.clear()
-    held.consumer.wait_for(events.BlocksFree, KEY)
+    held.consumer.wait_for(events.Released, KEY)
     assert held.consumer.service.peer_up(held.producer.incarnation)
     held.nothing_is_held()
 
@@ -146,7 +146,7 @@ def test_a_copy_that_hangs_fails_its_request_alone_and_keeps_its_blocks(workers)
     assert (failed.cause, failed.blocks_free) == (FailCause.TIMEOUT, False)
     held.producer.wait_for(events.Released, KEY)
     held.transport.hold.clear()
-    held.consumer.wait_for(events.BlocksFree, KEY)
+    held.consumer.wait_for(events.Released, KEY)
     held.consumer.open(OTHER, held.producer.incarnation)
     held.producer.hand_over(OTHER, 8, [0, 1], held.consumer.incarnation)
     held.consumer.load(OTHER, [5, 4])
@@ -166,7 +166,7 @@ def test_a_worker_whose_copies_hang_is_not_ready(workers, monkeypatch):
     assert held.consumer.until(service.problem) == "1 copies into blocks hang"
     assert service.peer_up(held.producer.incarnation), "the links are as good as they were"
     held.transport.hold.clear()
-    held.consumer.wait_for(events.BlocksFree, KEY)
+    held.consumer.wait_for(events.Released, KEY)
     assert service.problem() is None
     held.nothing_is_held()
 
@@ -182,7 +182,7 @@ def test_a_producer_that_restarts_in_mid_copy_is_another(workers):
     failed = held.consumer.wait_for(events.LoadFailed, KEY)
     assert (failed.cause, failed.blocks_free) == (FailCause.PEER, False)
     held.transport.hold.clear()
-    held.consumer.wait_for(events.BlocksFree, KEY)
+    held.consumer.wait_for(events.Released, KEY)
     assert not held.consumer.kv_cache[[4, 5]].any()
     held.consumer.until(lambda: held.consumer.service.peer_up(successor.incarnation))
     again = make_key("one", attempt=1)

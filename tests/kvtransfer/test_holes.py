@@ -60,7 +60,7 @@ def test_hole_02_blocks_come_back_only_when_the_unpack_has_ended():
     face.d(d.Cancel(A))
     assert face.d_told[-1] == events.Cancelled(A, blocks_free=False)
     face.d(d.Unpacked(A, face.unpacks.pop().index))
-    assert face.d_told[-1] == events.BlocksFree(A)
+    assert face.d_told[-1] == events.Released(A)
 
 
 def test_hole_03_nothing_is_announced_before_the_fence(pair):

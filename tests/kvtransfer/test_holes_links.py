@@ -39,7 +39,7 @@ def test_hole_22_a_request_that_token_1_ended_is_abandoned(loading):
         face.load(A, 8)
     face.end(A, finish="stop")
     face.flow()
-    assert face.d_told[-1] == events.FirstTokenEnded(A, TOKEN, "stop")
+    assert face.d_told[-1] == events.Loaded(A, TOKEN, usable=False)
     assert face.p_told == [events.Released(A)]
     assert face.is_free()
 
@@ -129,7 +129,7 @@ def test_a_slot_that_is_anothers_since_p_lost_the_link_speaks_against_nobody(wor
     for slot in range(mover.memory.count - 1):  # the last one is the probe's
         mover.memory.rows[slot, 20] += 1
     transport.hold.clear()
-    consumer.until(lambda: consumer.service._mover.table.pulls[key].doubt)
+    consumer.until(lambda: consumer.service._mover.table.pulls[key].uncertain)
     assert not any(isinstance(each, events.LoadFailed) for each in consumer.seen)
     mover.control.post(Drop(link, "no beat"))
     assert consumer.wait_for(events.LoadFailed, key).cause is FailCause.PEER

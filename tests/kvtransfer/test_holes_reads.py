@@ -25,7 +25,7 @@ from tandem.protocol.ids import new_incarnation
 def test_hole_14_hanging_reads_are_capped_and_then_reported(workers):
     """A producer's hanging reads keep their slots in quarantine; above half of all the worker
     asks to be replaced, and when the reads land the slots are used again."""
-    config = make_config(kv_connector="memory", kv_receive_slots=3, kv_slots_per_peer=2)
+    config = make_config(kv_connector="memory", kv_slots=3, kv_slots_per_peer=2)
     producer = workers(Producer, config)
     transport = MemoryTransport()
     consumer = workers(Consumer, config, transports={"memory": transport})
@@ -142,7 +142,7 @@ def swallow(sender) -> None:
 def test_hole_14_a_read_that_hangs_costs_its_link_whose_next_data_path_serves(workers, wanted):
     """Beats go on while the data path is dead: nothing else would ever end the link, and each of
     its hand-offs would wait its time out."""
-    config = make_config(kv_transfer_seconds=1.0, kv_receive_slots=4, kv_slots_per_peer=1)
+    config = make_config(kv_transfer_seconds=1.0, kv_slots=4, kv_slots_per_peer=1)
     producer, consumer = workers(Producer, config), workers(Consumer, config)
     consumer.meet(producer)
     mover, peer = consumer.service._mover, producer.incarnation

@@ -181,7 +181,7 @@ def test_a_budget_that_is_spent_fails_both_ends():
     face.after(1000)
     face.flow()
     assert face.d_told[-1].cause is FailCause.TIMEOUT
-    assert isinstance(face.p_told[0], events.Revoked)
+    assert isinstance(face.p_told[0], events.LoadFailed)
     face.p(p.Finished(A, cancelled=True))
     assert face.p_told[-1] == events.Released(A)
     assert face.is_free()

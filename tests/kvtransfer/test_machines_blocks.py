@@ -65,7 +65,7 @@ def test_blocks_are_free_only_when_the_last_copy_is_terminal(copying, fault):
     copying.read_done(copying.reads.pop(0))
     assert copying.imports.pulls[A].state is DState.FAILING
     copying.read_done(copying.reads.pop(0), fault)
-    assert copying.d_told[-1] == events.BlocksFree(A)
+    assert copying.d_told[-1] == events.Released(A)
     assert copying.imports.pulls[A].state is DState.CLOSED
     assert not copying.unpacks
 
@@ -76,7 +76,7 @@ def test_a_copy_that_fails_waits_for_the_others(copying):
     failed = copying.d_told[-1]
     assert (failed.cause, failed.blocks_free) == (FailCause.PEER, False)
     copying.read_done(copying.reads.pop(0))
-    assert copying.d_told[-1] == events.BlocksFree(A)
+    assert copying.d_told[-1] == events.Released(A)
 
 
 def test_a_wrong_tag_fails_the_hand_off(copying):
@@ -122,7 +122,7 @@ def test_the_tag_of_another_is_told_when_p_has_answered_and_once(copying, how, c
     if copies:
         assert copying.imports.pulls[A].state is DState.FAILING
         copying.read_done(copying.reads.pop())
-        assert copying.d_told[told + 1 :] == [events.BlocksFree(A)]
+        assert copying.d_told[told + 1 :] == [events.Released(A)]
     assert copying.imports.pulls[A].state is DState.CLOSED
     assert not copying.blamed
 

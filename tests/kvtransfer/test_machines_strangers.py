@@ -208,7 +208,7 @@ def test_no_sequence_of_events_breaks_the_consumer(sequence, direct):
         ring = face.imports.ring
         slots = [each.slot for each in face.reads] + [each.slot for each in face.unpacks]
         assert len(ring) - ring.free == sum(slot is not None for slot in slots)
-    endings = (events.Loaded, events.LoadFailed, events.FirstTokenEnded, events.Cancelled)
+    endings = (events.Loaded, events.LoadFailed, events.Cancelled)
     for name in "abc":
         key = make_key(name)
         opened = sum(isinstance(e, d.Opened) and e.key == key for e in sequence)

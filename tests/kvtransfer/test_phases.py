@@ -25,14 +25,14 @@ def test_a_hand_off_is_counted_behind_the_engines_word() -> None:
         return registry.get_sample_value(name, labels) or 0.0
 
     phases.begin(KEY)
-    phases.told(Ready(KEY, 64))
+    phases.note_event(Ready(KEY, 64))
     phases.wanted(KEY)
     phases.final(KEY)
     phases.read(KEY, 1000, 0.001)
     phases.read(KEY, 500, 0.001)
     phases.unpacked(0.001)
     phases.sent(Done(KEY, ok=True))
-    told = phases.told(Loaded(KEY, (FirstToken(0, 1),)))
+    told = phases.note_event(Loaded(KEY, (FirstToken(0, 1),)))
 
     assert isinstance(told, Loaded)
     names = [each.name for each in told.notes]

@@ -249,7 +249,7 @@ def test_a_killed_consumer_costs_the_producer_nothing(workers, children):
     producer.until(lambda: table.exports[key].packed == (80,))
     child.signal(signal.SIGKILL)
     started = time.monotonic()
-    producer.wait_for(events.Revoked, key)
+    producer.wait_for(events.LoadFailed, key)
     assert time.monotonic() - started < LOST_SECONDS
     producer.end(key)
     producer.wait_for(events.Released, key)

@@ -226,9 +226,9 @@ def test_blocks_that_are_unpacked_come_back_when_the_device_is_through(queued):
     consumer.until(lambda: consumer.service._mover._unpacks.under_way)
     consumer.service.cancel(KEY)
     assert not consumer.wait_for(events.Cancelled, KEY).blocks_free
-    assert not any(isinstance(each, events.BlocksFree) for each in consumer.seen)
+    assert not any(isinstance(each, events.Released) for each in consumer.seen)
     unpacking.hold.clear()
-    consumer.wait_for(events.BlocksFree, KEY)
+    consumer.wait_for(events.Released, KEY)
 
 
 def test_who_closes_waits_for_the_device(queued):

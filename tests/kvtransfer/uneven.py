@@ -80,7 +80,7 @@ class UnevenAgent(Uneven, AgentTransport):
     """A consumer's copies stay pending while it stands."""
 
     def __init__(self, folder: Path) -> None:
-        sizes = LandingSizes(KVTransferConfig(kv_slot_bytes=4096, kv_receive_slots=4))
+        sizes = LandingSizes(KVTransferConfig(kv_slot_bytes=4096, kv_slots=4))
         self.incarnation = new_incarnation()
         copier = HostCopier()
         super().__init__("shm_agent", self.incarnation, copier, folder, sizes, on_gpu=False)

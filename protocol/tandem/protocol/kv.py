@@ -12,6 +12,7 @@ from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.messages import Count
 from tandem.protocol.outputs import TokenLogprobs
+from tandem.protocol.timeline import Note
 
 
 class Fence(Protocol):
@@ -46,6 +47,30 @@ class Released:
     """The hand-off no longer uses the key's blocks; the engine may reuse them."""
 
     key: RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The key's KV is being computed elsewhere: reserve blocks for it. Once per key."""
+
+    key: RequestKey
+    num_tokens: int
+    """Tokens from the start of the prompt whose KV will be delivered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The key's remote KV is committed: its blocks may be used and cached."""
+
+    key: RequestKey
+    first: tuple[FirstToken, ...]
+    """Token 1 of each choice, as the producer drew it; empty if it is to be drawn here."""
+    usable: bool = True
+    """False: token 1 ended every choice, so the blocks contain nothing to use or cache."""
+    blocks_free: bool = True
+    """False (only with ``usable=False``): writes may still come; a ``Released`` follows."""
+    notes: tuple[Note, ...] = ()
+    """Times of the load's parts, on this process's monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True)

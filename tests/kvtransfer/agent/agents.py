@@ -66,9 +66,7 @@ class AgentWorker:
         self.kv_cache = shared_tensor(BLOCKS * BYTES).fill_(fill).view(BLOCKS, BYTES)
         self.blocks = Blocks(self.kv_cache, SharedTags(BLOCKS))
         self.slots = SharedSlots(4, BYTES)
-        config = KVTransferConfig(
-            kv_slot_bytes=SLOT, kv_receive_slots=slots, kv_slots_per_peer=per_peer
-        )
+        config = KVTransferConfig(kv_slot_bytes=SLOT, kv_slots=slots, kv_slots_per_peer=per_peer)
         sizes = LandingSizes(config)
         self.transport = AgentTransport(
             "shm_agent", self.incarnation, copier or HostCopier(), folder, sizes, on_gpu=False

@@ -83,9 +83,7 @@ def test_a_link_whose_ways_fail_at_once_is_not_made_again_and_again(
 
     monkeypatch.setattr(channel, "_connect", counted)
     consumer.service.set_peers({producer.service.control: producer.incarnation})
-    consumer.until(
-        lambda: "uses another agent" in consumer.service.why_down(producer.incarnation)
-    )
+    consumer.until(lambda: "uses another agent" in consumer.service.why_down(producer.incarnation))
     end = time.monotonic() + 3.0
     consumer.until(lambda: time.monotonic() > end)
     assert 1 < len(calls) < 12

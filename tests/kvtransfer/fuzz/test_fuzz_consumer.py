@@ -58,7 +58,7 @@ SLOT, SLOTS = 4096, 4
 TOKENS, TARGET = 12, [5, 6, 7]
 CANARY = 0xA5
 FENCE = make_key("fence")
-ENDINGS = (events.Loaded, events.FirstTokenEnded, events.LoadFailed, events.Cancelled)
+ENDINGS = (events.Loaded, events.LoadFailed, events.Cancelled)
 GARBAGE = "tandem:kv_garbage_frames_total"
 _numbers = itertools.count()
 

@@ -121,7 +121,7 @@ class Stage:
         ring = mover.table.ring
         producer.until(lambda: ring.free == len(ring))
         assert producer.kv_cache.equal(self.kv_cache)
-        own = mover.memory.read(mover.config.kv_send_slots, 64)
+        own = mover.memory.read(mover.config.kv_slots, 64)
         assert own == pattern(producer.incarnation, mover._pattern_bytes)[:64]
         assert self.consumer.service.peer_up(producer.incarnation)
 

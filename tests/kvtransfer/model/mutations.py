@@ -11,15 +11,14 @@ from tandem.kvtransfer.handoff import export as p_events
 from tandem.kvtransfer.handoff import pull as d_events
 from tandem.kvtransfer.handoff.actions import Action, EmitEvent, Millis, Send
 from tandem.kvtransfer.handoff.consumer import step as d_step
-from tandem.kvtransfer.handoff.endings import Result as DResult
-from tandem.kvtransfer.handoff.endings import done_if_complete
 from tandem.kvtransfer.handoff.export import Export, ProducerPolicy
 from tandem.kvtransfer.handoff.exports import ExportTable
 from tandem.kvtransfer.handoff.imports import ImportTable
 from tandem.kvtransfer.handoff.lease import Result as PResult
 from tandem.kvtransfer.handoff.messages import Committed, Done, Gone, GoneReason
 from tandem.kvtransfer.handoff.producer import step as p_step
-from tandem.kvtransfer.handoff.pull import ConsumerPolicy, Pull, SlotRing
+from tandem.kvtransfer.handoff.pull import ConsumerPolicy, Pull, SlotRing, done_if_complete
+from tandem.kvtransfer.handoff.pull import Result as DResult
 from tandem.kvtransfer.handoff.tables import DState
 from tandem.kvtransfer.memory.blocks import BlockTags
 from tandem.kvtransfer.transports.agent.landing import Landing
@@ -133,7 +132,11 @@ def _blame_at_once(
     pull: Pull | None, event: d_events.Event, now: Millis, policy: ConsumerPolicy
 ) -> DResult:
     after, actions = d_step(pull, event, now, policy)
-    if after is None or after.doubt is None or (pull is not None and pull.doubt is not None):
+    if (
+        after is None
+        or after.uncertain is None
+        or (pull is not None and pull.uncertain is not None)
+    ):
         return after, actions
     told = d_events.PeerMessage(event.key, after.producer, Gone(event.key, GoneReason.ABANDONED))
     after, more = d_step(after, told, now, policy)

@@ -35,7 +35,7 @@ from tests.kvtransfer.model.parts import (
 )
 
 from tandem.kvtransfer import events
-from tandem.kvtransfer.events import BlocksFree, Cancelled, FirstTokenEnded, Loaded, Ready, Revoked
+from tandem.kvtransfer.events import Cancelled, Loaded, Ready
 from tandem.kvtransfer.handoff.actions import (
     Action,
     EmitEvent,
@@ -267,7 +267,7 @@ class World(Ends):
                 self.p_slots = replaced(self.p_slots, slot, JUNK)
 
     def _p_hears(self, event: object) -> None:
-        if isinstance(event, Revoked):
+        if isinstance(event, LoadFailed):
             return
         assert isinstance(event, Released | events.Wanted)
         index = KEYS.index(event.key)
@@ -308,25 +308,23 @@ class World(Ends):
                 raise Broken(f"a link is blamed: {action.reason}")
 
     def _d_hears(self, event: object) -> None:
-        assert isinstance(
-            event, Ready | Loaded | LoadFailed | FirstTokenEnded | Cancelled | BlocksFree
-        )
+        assert isinstance(event, Ready | Loaded | LoadFailed | Cancelled | Released)
         index = KEYS.index(event.key)
         use = self.use[index]
         if isinstance(event, Ready):
             self.use = replaced(self.use, index, use._replace(ready=True))
             return
-        if isinstance(event, BlocksFree):
+        if isinstance(event, Released):
             if use.blocks_free or not use.ended:
                 raise Broken(f"{event.key}: blocks are freed twice")
             self.use = replaced(self.use, index, use._replace(blocks_free=True))
             return
         if use.ended:
             raise Broken(f"{event.key} ends twice: {use.ended}, then {event}")
-        if isinstance(event, Loaded):
+        if isinstance(event, Loaded) and event.usable:
             self._must_be_right(index, use)
-        free = isinstance(event, Loaded) or event.blocks_free
-        if isinstance(event, FirstTokenEnded) and not ends_at_d(self.setup):
+        free = event.blocks_free
+        if isinstance(event, Loaded) and not event.usable and not ends_at_d(self.setup):
             if not self.setup.false_end:
                 raise Broken(f"P ends {event.key}, which D would go on with")
             free = free or self.setup.hasty

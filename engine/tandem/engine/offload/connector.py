@@ -17,7 +17,6 @@ from tandem.engine.request import Request
 from tandem.engine.scheduler.connector import (
     Event,
     Hold,
-    Loaded,
     LoadMissed,
     Lookup,
     Remote,
@@ -25,7 +24,7 @@ from tandem.engine.scheduler.connector import (
 from tandem.engine.step import BlockLoad, BlockTransfers, TransferReport
 from tandem.protocol.errors import Refusal
 from tandem.protocol.ids import BlockHash, RequestKey
-from tandem.protocol.kv import Fence, FirstToken, Released
+from tandem.protocol.kv import Fence, FirstToken, Loaded, Released
 
 
 class LRUBlocks:

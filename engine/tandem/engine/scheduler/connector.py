@@ -15,8 +15,7 @@ from tandem.engine.request import Request
 from tandem.engine.step import BlockTransfers, TransferReport
 from tandem.protocol.errors import Refusal
 from tandem.protocol.ids import RequestKey
-from tandem.protocol.kv import Fence, FirstToken, LoadFailed, Released
-from tandem.protocol.timeline import Note
+from tandem.protocol.kv import Fence, FirstToken, Loaded, LoadFailed, Ready, Released
 
 
 class Lookup(Enum):
@@ -40,7 +39,7 @@ class Remote:
     in_step: bool = False
     """Whether the KV comes within steps, from an ``InStepConnector``."""
     announced: bool = False
-    """Only for LATER: an ``Announced`` follows any change, so no lookup is needed before it."""
+    """Only for LATER: a ``Ready`` follows any change, so no lookup is needed before it."""
     lent: bool = False
     """Only for LATER: a peer holds what it lends until it is read."""
 
@@ -51,29 +50,6 @@ class Remote:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """Event: the request's remote KV is committed; it may run."""
-
-    key: RequestKey
-    first: tuple[FirstToken, ...]
-    """Token 1 of each choice, which the scheduler emits as this worker's first frame; empty if it
-    is to be drawn here."""
-    usable: bool = True
-    """False: token 1 ended every choice, so no KV came; the blocks are freed, not cached."""
-    blocks_free: bool = True
-    """False (only with ``usable=False``): writes may still come; a ``Released`` follows."""
-    notes: tuple[Note, ...] = ()
-    """Times of the load's parts, on this process's monotonic clock."""
-
-
-@dataclass(frozen=True, slots=True)
-class Announced:
-    """Event: the answer of ``lookup`` for the request has changed."""
-
-    key: RequestKey
-
-
-@dataclass(frozen=True, slots=True)
 class LoadMissed:
     """Event: the load failed, nothing writes the blocks, and the request is computed here.
     ``lookup`` must return NOTHING for the key from then on."""
@@ -81,7 +57,7 @@ class LoadMissed:
     key: RequestKey
 
 
-Event = Loaded | LoadMissed | LoadFailed | Released | Announced
+Event = Ready | Loaded | LoadMissed | LoadFailed | Released
 
 
 class Hold(Enum):

@@ -12,11 +12,9 @@ from enum import Enum
 
 from tandem.engine.request import Order, Request, RequestState
 from tandem.engine.scheduler.connector import (
-    Announced,
     ComposedConnector,
     InStepConnector,
     KVConnector,
-    Loaded,
     LoadMissed,
     Lookup,
     Remote,
@@ -25,7 +23,7 @@ from tandem.engine.scheduler.request_table import RequestTable
 from tandem.engine.scheduler.updater import Updater
 from tandem.protocol.card import blocks_for
 from tandem.protocol.errors import FailCause
-from tandem.protocol.kv import Fence, LoadFailed, Released
+from tandem.protocol.kv import Fence, Loaded, LoadFailed, Ready, Released
 
 
 class Turns:
@@ -146,8 +144,8 @@ class RemoteKV:
                 known = self._loaded(event, now)
             elif isinstance(event, LoadMissed):
                 known = self._missed(event, now)
-            elif isinstance(event, Announced):
-                known = self._announced(event)
+            elif isinstance(event, Ready):
+                known = self._ready(event)
             else:
                 known = self._failed(event, now)
             if not known:
@@ -261,7 +259,7 @@ class RemoteKV:
         self._request_table.parked.discard(request)
         del self._to_ask[request.seq]
 
-    def _announced(self, event: Announced) -> bool:
+    def _ready(self, event: Ready) -> bool:
         group = self._request_table.groups.get(event.key)
         if group is None:
             return False

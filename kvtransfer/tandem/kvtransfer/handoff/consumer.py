@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from tandem.kvtransfer.events import BlocksFree, Cancelled
+from tandem.kvtransfer.events import Cancelled, Released
 from tandem.kvtransfer.events import Ready as ReadyEvent
 from tandem.kvtransfer.handoff.actions import (
     Action,
@@ -23,18 +23,6 @@ from tandem.kvtransfer.handoff.actions import (
     Read,
     Send,
     Unpack,
-)
-from tandem.kvtransfer.handoff.endings import (
-    BY_TIME,
-    Result,
-    armed,
-    close,
-    done_if_complete,
-    doubted,
-    fail,
-    first_token_ended,
-    loaded,
-    settled,
 )
 from tandem.kvtransfer.handoff.form import Form, WireDtype
 from tandem.kvtransfer.handoff.manifest import (
@@ -58,6 +46,7 @@ from tandem.kvtransfer.handoff.messages import (
     Want,
 )
 from tandem.kvtransfer.handoff.pull import (
+    BY_TIME,
     ConsumerPolicy,
     Event,
     Flight,
@@ -69,8 +58,17 @@ from tandem.kvtransfer.handoff.pull import (
     Pull,
     ReadDone,
     ReadFailed,
+    Result,
     UncertainRead,
     Unpacked,
+    armed,
+    close,
+    done_if_complete,
+    fail,
+    fail_uncertain,
+    first_token_ended,
+    loaded,
+    settled,
 )
 from tandem.kvtransfer.handoff.tables import CONSUMER, DEvent, DState
 from tandem.protocol.card import blocks_for
@@ -137,7 +135,9 @@ def _on_open(_pull: None, event: Opened, now: Millis, policy: ConsumerPolicy) ->
         form=event.form,
     )
     if not event.link_up:
-        return fail(pull, FailCause.PEER, "no link to the prefill worker", now, policy, say=False)
+        return fail(
+            pull, FailCause.PEER, "no link to the prefill worker", now, policy, notify=False
+        )
     return pull, [Send(event.producer, Open(event.key, event.budget_ms, event.hashes))]
 
 
@@ -320,9 +320,9 @@ def _freed(flight: Flight) -> list[Action]:
 
 
 def _writes_less(pull: Pull) -> Result:
-    if pull.unpacking or pull.reading or pull.doubt is not None:
+    if pull.unpacking or pull.reading or pull.uncertain is not None:
         return pull, []
-    return _replace(pull, state=DState.CLOSED), [EmitEvent(BlocksFree(pull.key))]
+    return _replace(pull, state=DState.CLOSED), [EmitEvent(Released(pull.key))]
 
 
 def _on_unpacked(pull: Pull, event: Unpacked, now: Millis, policy: ConsumerPolicy) -> Result:
@@ -330,10 +330,12 @@ def _on_unpacked(pull: Pull, event: Unpacked, now: Millis, policy: ConsumerPolic
     freed = _freed(flight)
     pull = _replace(pull, unpacking=unpacking)
     if pull.state is DState.FAILING:
-        failing, told = _writes_less(pull)
-        return failing, freed + told
+        failing, ended = _writes_less(pull)
+        return failing, freed + ended
     if event.fault in (FailCause.IDENTITY, FailCause.DIGEST):
-        waiting, asked = doubted(pull, UncertainRead(event.fault, event.message), now, policy)
+        waiting, asked = fail_uncertain(
+            pull, UncertainRead(event.fault, event.message), now, policy
+        )
         return waiting, freed + asked
     if event.fault is not None:
         failed, actions = fail(pull, event.fault, event.message, now, policy)
@@ -347,21 +349,21 @@ def _on_unpacked(pull: Pull, event: Unpacked, now: Millis, policy: ConsumerPolic
 def _on_committed(pull: Pull, _event: PeerMessage, now: Millis, policy: ConsumerPolicy) -> Result:
     if pull.state is DState.CLOSED:
         return pull, []
-    closed, told = loaded(pull, now, policy)
-    return closed, [told]
+    closed, ended = loaded(pull, now, policy)
+    return closed, [ended]
 
 
 def _on_gone(pull: Pull, event: PeerMessage, now: Millis, policy: ConsumerPolicy) -> Result:
     gone = event.message
     assert isinstance(gone, Gone)
     if (
-        pull.doubt is not None and gone.reason is GoneReason.ABANDONED
+        pull.uncertain is not None and gone.reason is GoneReason.ABANDONED
     ):  # abandoned by D: the lease held until then
-        blame = QuarantinePeer(pull.producer, pull.doubt.message)
-        failed, told = _settle(pull, pull.doubt.cause, pull.doubt.message, now, policy)
-        return failed, [*told, blame]
+        quarantine = QuarantinePeer(pull.producer, pull.uncertain.message)
+        failed, actions = _settle(pull, pull.uncertain.cause, pull.uncertain.message, now, policy)
+        return failed, [*actions, quarantine]
     message = f"the prefill worker let go: {gone.reason}"
-    if pull.doubt is not None:
+    if pull.uncertain is not None:
         return _settle(pull, FailCause.GONE, message, now, policy)
     if pull.state in _ENDED:
         return pull, []
@@ -383,26 +385,26 @@ def _on_cancel(pull: Pull, _event: Event, now: Millis, policy: ConsumerPolicy) -
     def ending(blocks_free: bool) -> EmitEvent:
         return EmitEvent(Cancelled(pull.key, blocks_free))
 
-    if pull.doubt is not None:
+    if pull.uncertain is not None:
         return settled(pull, ending, now, policy)
     if pull.state in _ENDED:
         return pull, []
-    return close(pull, now, policy, ending, say=True)
+    return close(pull, now, policy, ending, notify=True)
 
 
 def _on_link_lost(pull: Pull, event: LinkLost, now: Millis, policy: ConsumerPolicy) -> Result:
-    if pull.doubt is not None:
+    if pull.uncertain is not None:
         return _settle(pull, FailCause.PEER, event.reason, now, policy)
     if pull.state in _ENDED:
         return pull, []
-    return fail(pull, FailCause.PEER, event.reason, now, policy, say=False)
+    return fail(pull, FailCause.PEER, event.reason, now, policy, notify=False)
 
 
 def _on_timeout(pull: Pull, _event: Event, now: Millis, policy: ConsumerPolicy) -> Result:
     if pull.state is DState.CLOSED:
         return None, []
-    if pull.doubt is not None:
-        return _settle(pull, FailCause.TIMEOUT, f"{pull.doubt.message}; no answer", now, policy)
+    if pull.uncertain is not None:
+        return _settle(pull, FailCause.TIMEOUT, f"{pull.uncertain.message}; no answer", now, policy)
     if pull.state is DState.FAILING:
         later = Millis(now + policy.tombstone_ms)
         return _replace(pull, deadline=later), [Count("d:copy or unpack is slow")]

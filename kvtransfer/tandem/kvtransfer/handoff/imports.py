@@ -13,9 +13,15 @@ from typing import ClassVar
 from tandem.kvtransfer.handoff import pull as d_events
 from tandem.kvtransfer.handoff.actions import Action, Free, Millis, Quarantine
 from tandem.kvtransfer.handoff.consumer import step
-from tandem.kvtransfer.handoff.endings import Result
 from tandem.kvtransfer.handoff.messages import Ready
-from tandem.kvtransfer.handoff.pull import ConsumerPolicy, Granted, Pull, SlotRing, SlotState
+from tandem.kvtransfer.handoff.pull import (
+    ConsumerPolicy,
+    Granted,
+    Pull,
+    Result,
+    SlotRing,
+    SlotState,
+)
 from tandem.kvtransfer.handoff.tables import DState
 from tandem.kvtransfer.handoff.timers import Age, Timers
 from tandem.protocol.errors import FailCause

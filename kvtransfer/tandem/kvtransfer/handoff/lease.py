@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from tandem.kvtransfer.events import Revoked
 from tandem.kvtransfer.handoff.actions import Action, EmitEvent, Free, Millis, Send, Tag, Untag
 from tandem.kvtransfer.handoff.export import Export, ProducerPolicy
 from tandem.kvtransfer.handoff.manifest import available, blocks_of
@@ -12,7 +11,7 @@ from tandem.kvtransfer.handoff.messages import Gone, GoneReason, Ready
 from tandem.kvtransfer.handoff.tables import PState
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import RequestKey
-from tandem.protocol.kv import Released
+from tandem.protocol.kv import LoadFailed, Released
 
 Result = tuple[Export | None, list[Action]]
 
@@ -63,8 +62,8 @@ def tags(export: Export, before: int, policy: ProducerPolicy) -> list[Action]:
 
 def release(export: Export) -> list[Action]:
     """Return the blocks to the engine, which may write them at once."""
-    told = EmitEvent(Released(export.key))
-    return [Untag(export.key), told] if export.direct else [told]
+    released = EmitEvent(Released(export.key))
+    return [Untag(export.key), released] if export.direct else [released]
 
 
 def tombstone(key: RequestKey, reason: GoneReason, now: Millis, policy: ProducerPolicy) -> Export:
@@ -91,7 +90,7 @@ def end(
         actions += release(export)
     elif export.final is None and reason is not GoneReason.CANCELLED:
         cause = _CAUSE.get(reason, FailCause.GONE)
-        actions.append(EmitEvent(Revoked(export.key, cause, f"the export has ended: {reason}")))
+        actions.append(EmitEvent(LoadFailed(export.key, cause, f"the export has ended: {reason}")))
     gone = _replace(
         export,
         state=PState.GONE,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from tandem.kvtransfer.events import Revoked, Wanted
+from tandem.kvtransfer.events import LoadFailed, Wanted
 from tandem.kvtransfer.handoff.actions import Action, Count, EmitEvent, Free, Millis, Pack, Send
 from tandem.kvtransfer.handoff.export import (
     Admit,
@@ -109,8 +109,8 @@ def _admit_late(export: Export) -> Result:
     if export.engine_holds:
         return export, [Count("p:admitted twice")]
     message = f"the hand-off had ended before it was admitted: {why(export)}"
-    told = EmitEvent(Revoked(export.key, FailCause.GONE, message))
-    return _replace(export, engine_holds=True), [told]
+    revoked = EmitEvent(LoadFailed(export.key, FailCause.GONE, message))
+    return _replace(export, engine_holds=True), [revoked]
 
 
 def _on_refuse(export: Export | None, event: Event, now: Millis, policy: ProducerPolicy) -> Result:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import replace
 
 import msgspec
 
 from tandem.kvtransfer.control.mail import FromPeer, LinkDown, LinkUp
 from tandem.kvtransfer.events import (
-    BlocksFree,
     Cancelled,
-    FirstTokenEnded,
     Loaded,
+    LoadFailed,
     Ready,
+    Released,
 )
 from tandem.kvtransfer.handoff import messages
 from tandem.kvtransfer.handoff import pull as d_events
@@ -46,18 +47,11 @@ from tandem.kvtransfer.mover.throughput import Throughput
 from tandem.kvtransfer.transports.base import Check, Progress, Sleepable
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import BlockHash, RequestKey
-from tandem.protocol.kv import LoadFailed
 from tandem.protocol.timeline import Note
 
 MAX_PARTS = 48
 """Parts of one hand-off that are noted; further ones only in the total."""
 
-_OUTCOMES = {
-    Loaded: "loaded",
-    FirstTokenEnded: "first_token_ended",
-    LoadFailed: "failed",
-    Cancelled: "cancelled",
-}
 _STRETCHES = (
     ("wait", "open", "ready"),
     ("reserve", "ready", "want"),
@@ -65,6 +59,12 @@ _STRETCHES = (
     ("commit", "done", "loaded"),
 )
 """Notes of a whole hand-off: name, from, to."""
+
+
+def _outcome(event: Loaded | LoadFailed | Cancelled) -> str:
+    if isinstance(event, Loaded):
+        return "loaded" if event.usable else "first_token_ended"
+    return "failed" if isinstance(event, LoadFailed) else "cancelled"
 
 
 class Phases:
@@ -107,23 +107,23 @@ class Phases:
         """Record FINAL of P: the prompt is done."""
         self._step(key, "final")
 
-    def told(self, event: object) -> object:
+    def note_event(self, event: object) -> object:
         """Record an event for the engine; return the event, with its times if it is ``Loaded``."""
         if isinstance(event, Ready):
             self._step(event.key, "ready", "wait", since="open")
-        elif isinstance(event, Loaded):
+        elif isinstance(event, Loaded) and event.usable:
             self._step(event.key, "loaded", "commit", since="done")
             self._step(event.key, "loaded", "load", since="want")
             self._step(event.key, "loaded", "tail", since="final")
-            event = Loaded(event.key, event.first, self._notes(event.key))
-        if isinstance(event, Loaded | FirstTokenEnded | LoadFailed | Cancelled):
+            event = replace(event, notes=self._notes(event.key))
+        if isinstance(event, Loaded | LoadFailed | Cancelled):
             self._at.pop(event.key, None)
             self._parts.pop(event.key, None)
             if not event.key.is_pull:  # pulls are counted by their connector
-                self._outcomes[_OUTCOMES[type(event)]] += 1
+                self._outcomes[_outcome(event)] += 1
         if isinstance(event, LoadFailed) and not event.key.is_pull:
             self._metrics.failures.labels("consumer", event.cause).inc()
-        assert not isinstance(event, BlocksFree) or event.key not in self._at
+        assert not isinstance(event, Released) or event.key not in self._at
         return event
 
     def settle(self) -> None:
@@ -258,7 +258,7 @@ class ConsumerMover(LinkedMover):
             self.phases.sent(action.message)
             self.say(action.to, action.message)
         elif isinstance(action, EmitEvent):
-            event = self.phases.told(action.event)
+            event = self.phases.note_event(action.event)
             if not isinstance(action.event, Ready):
                 self.throughput.end(action.event.key)
                 if getattr(action.event, "blocks_free", True):  # else copies are still checked
@@ -292,7 +292,7 @@ class ConsumerMover(LinkedMover):
     def work(self, now: Millis) -> list[Action]:
         if self.reads:
             self._carry_out(self._poll_reads(now), now)  # at once: an engine waits for their end
-            if self._told:
+            if self._has_events:
                 self._let_go()
             for peer in self.reads.hung(self.config.kv_transfer_seconds):
                 self.fall(peer, "a read hangs", now)

@@ -20,7 +20,7 @@ from tandem.kvtransfer.control.mail import (
     MessageTooLong,
 )
 from tandem.kvtransfer.errors import TransportError
-from tandem.kvtransfer.events import ProducerEvent, Revoked
+from tandem.kvtransfer.events import LoadFailed, ProducerEvent
 from tandem.kvtransfer.handoff import export as p_events
 from tandem.kvtransfer.handoff.actions import (
     Action,
@@ -171,7 +171,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
     def __init__(self, parts: MoverParts) -> None:
         super().__init__(parts)
         config = parts.config
-        count = config.kv_send_slots
+        count = config.kv_slots
         self._slots = slots_for(config, count, parts.kv_cache, parts.transports, spare=1)
         self.memory, sizes = self._slots.memory, self._slots.sizes
         self._write_patterns(count)
@@ -233,7 +233,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
                     connector=name,
                     card=self._cards[name],
                     slot_bytes=slots.slot_bytes,
-                    num_slots=self.config.kv_send_slots,
+                    num_slots=self.config.kv_slots,
                     block_bytes=self.parts.layout.block_bytes,
                     num_blocks=len(self.parts.kv_cache),
                     groups=tuple(each.kind for each in self.parts.layout.groups),
@@ -313,7 +313,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
                 self.metrics.endings_of("producer", "committed").inc()
             self.say(action.to, action.message)
         elif isinstance(action, EmitEvent):
-            if isinstance(action.event, Revoked) and not action.event.key.is_pull:
+            if isinstance(action.event, LoadFailed) and not action.event.key.is_pull:
                 self.metrics.failures.labels("producer", action.event.cause).inc()
             self.tell(action.event)  # type: ignore[arg-type]
         elif isinstance(action, Pack):

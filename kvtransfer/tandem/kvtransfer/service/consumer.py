@@ -1,8 +1,8 @@
 """Consumer: a worker that takes KV from prefill workers.
 
-Contract: each opened key ends in exactly one of ``Loaded``, ``FirstTokenEnded``, ``LoadFailed``,
+Contract: each opened key ends in exactly one of ``Loaded``, ``LoadFailed``,
 ``Cancelled``. Until then the engine neither reads nor frees the blocks of ``begin_load``; with
-``blocks_free=False`` it waits for ``BlocksFree``.
+``blocks_free=False`` it waits for ``Released``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.control.client import ControlClient
 from tandem.kvtransfer.control.mail import SetPeers
-from tandem.kvtransfer.events import BlocksFree, ConsumerEvent, Ready
+from tandem.kvtransfer.events import ConsumerEvent, LoadFailed, Ready, Released
 from tandem.kvtransfer.handoff import pull as d_events
 from tandem.kvtransfer.mover.consumer import ConsumerMover
 from tandem.kvtransfer.mover.mover import Reserved, SleepState
@@ -26,7 +26,6 @@ from tandem.link.curve import CurveGuard
 from tandem.protocol.card import Fingerprint, KVLayout
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
-from tandem.protocol.kv import LoadFailed
 from tandem.protocol.messages import PeerHealth
 
 
@@ -177,7 +176,7 @@ class HandoffConsumer:
         return polled
 
     def _account(self, event: ConsumerEvent) -> None:
-        if isinstance(event, BlocksFree):
+        if isinstance(event, Released):
             self._writing.discard(event.key)
         elif not isinstance(event, Ready):
             self._open.pop(event.key, None)
@@ -186,7 +185,7 @@ class HandoffConsumer:
 
     def _endings(self) -> list[ConsumerEvent]:
         why, left = self._mover.problem or "", self._mover.written
-        endings: list[ConsumerEvent] = [BlocksFree(key) for key in self._writing - left]
+        endings: list[ConsumerEvent] = [Released(key) for key in self._writing - left]
         endings += [
             LoadFailed(key, FailCause.INTERNAL, why, blocks_free=key not in left)
             for key in self._open

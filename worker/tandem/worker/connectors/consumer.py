@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tandem.engine.request import Request
-from tandem.engine.scheduler.connector import Announced, Event, Hold, Loaded, Lookup, Remote
+from tandem.engine.scheduler.connector import Event, Hold, Lookup, Remote
 from tandem.kvtransfer import events
 from tandem.protocol.errors import Refusal, RefusalCode
 from tandem.protocol.hashing import hash_blocks, root_hash
 from tandem.protocol.ids import BlockHash, RequestKey
-from tandem.protocol.kv import Fence, FirstToken, LoadFailed, Released
+from tandem.protocol.kv import Fence, FirstToken, Ready, Released
 from tandem.protocol.requests import Consume
 
 if TYPE_CHECKING:  # imports torch, which simulations lack
@@ -112,32 +112,23 @@ class DecodeConnector:
         """Do nothing: ``finished`` has stopped the pull already."""
 
     def poll(self) -> list[Event]:
-        return [told for event in self._poll() for told in self._told(event)]
+        return [found for event in self._poll() for found in self._events_of(event)]
 
     def has_pending(self) -> bool:
         return bool(self._pulls)
 
-    def _told(self, event: events.ConsumerEvent) -> Iterator[Event]:
-        if isinstance(event, events.Ready):
+    def _events_of(self, event: events.ConsumerEvent) -> Iterator[Event]:
+        if isinstance(event, Ready):
             if event.key in self._pulls:
                 self._pulls[event.key].ready = Remote(Lookup.READY, event.num_tokens)
-                yield Announced(event.key)
+                yield event
             return
-        if isinstance(event, events.BlocksFree):
-            yield Released(event.key)
+        if isinstance(event, Released):
+            yield event
             return
         pull = self._pulls.pop(event.key, None)
-        if isinstance(event, events.Loaded):
-            if pull is not None and pull.let_go:
-                yield Released(event.key)
-                return
-            yield Loaded(event.key, event.first, notes=event.notes)
-            return
         if pull is not None and pull.let_go:
             if event.blocks_free:
                 yield Released(event.key)
-        elif isinstance(event, events.FirstTokenEnded):
-            free = event.blocks_free
-            yield Loaded(event.key, event.first, usable=False, blocks_free=free)
-        elif isinstance(event, LoadFailed):
+        elif not isinstance(event, events.Cancelled):
             yield event

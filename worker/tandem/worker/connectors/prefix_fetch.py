@@ -29,7 +29,6 @@ from tandem.engine.request import Request
 from tandem.engine.scheduler.connector import (
     Event,
     Hold,
-    Loaded,
     LoadMissed,
     Lookup,
     Remote,
@@ -42,6 +41,7 @@ from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 from tandem.protocol.kv import (
     Fence,
     FirstToken,
+    Loaded,
     LoadFailed,
     Released,
 )
@@ -229,7 +229,7 @@ class PullConnector:
 
     def poll(self) -> list[Event]:
         missed, self._missed = self._missed, []
-        return [*missed, *(told for event in self._poll() for told in self._told(event))]
+        return [*missed, *(found for event in self._poll() for found in self._events_of(event))]
 
     def has_pending(self) -> bool:
         return any(not (each.over or each.settled) for each in self._pulls.values())
@@ -257,7 +257,7 @@ class PullConnector:
             return _LATER
         return _NOTHING
 
-    def _told(self, event: events.ConsumerEvent) -> Iterator[Event]:
+    def _events_of(self, event: events.ConsumerEvent) -> Iterator[Event]:
         pull = self._pulls.get(event.key)
         if pull is None:
             return
@@ -266,16 +266,14 @@ class PullConnector:
                 self._give_up(pull, FailCause.IDENTITY)
             else:
                 pull.ready = event.num_tokens
-        elif isinstance(event, events.BlocksFree):
+        elif isinstance(event, Released):
             yield self._answer_missed(pull)
-        elif isinstance(event, events.Loaded):
+        elif isinstance(event, Loaded) and event.usable:
             yield self._answer_loaded(pull, event)
         else:
             yield from self._ended(pull, event)
 
-    def _ended(
-        self, pull: _Pull, event: LoadFailed | events.Cancelled | events.FirstTokenEnded
-    ) -> Iterator[Event]:
+    def _ended(self, pull: _Pull, event: LoadFailed | Loaded | events.Cancelled) -> Iterator[Event]:
         if not (pull.over or pull.let_go):
             cause = event.cause if isinstance(event, LoadFailed) else FailCause.IDENTITY
             message = event.message if isinstance(event, LoadFailed) else ""
@@ -283,7 +281,7 @@ class PullConnector:
         if pull.tokens is not None and event.blocks_free and not pull.settled:
             yield self._answer_missed(pull)
 
-    def _answer_loaded(self, pull: _Pull, event: events.Loaded) -> Event:
+    def _answer_loaded(self, pull: _Pull, event: Loaded) -> Event:
         assert pull.tokens is not None, "loaded without blocks"
         pull.settled = True
         if pull.let_go:
@@ -385,7 +383,7 @@ class LendConnector:
             elif isinstance(event, Released):
                 self._lent.pop(event.key, None)
                 given_back.append(event)
-            # ``Released`` follows ``Revoked`` and gives back the blocks of a loan that ended by
+            # ``Released`` follows ``LoadFailed`` and gives back the blocks of a loan that ended by
             # itself.
         return given_back
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from tandem.engine.request import Request
-from tandem.engine.scheduler.connector import Hold, Loaded, Lookup, Remote
+from tandem.engine.scheduler.connector import Event, Hold, Lookup, Remote
 from tandem.engine.scheduler.request_table import ABORT, FAILED
 from tandem.kvtransfer import events
 from tandem.protocol.card import blocks_for
 from tandem.protocol.errors import Refusal
 from tandem.protocol.ids import RequestKey
-from tandem.protocol.kv import Fence, FirstToken, LoadFailed, Released
+from tandem.protocol.kv import Fence, FirstToken, Released
 from tandem.protocol.requests import Produce
 
 if TYPE_CHECKING:  # imports torch, which simulations lack
@@ -97,19 +97,17 @@ class PrefillConnector:
         """End the key's lease, or remember the key if it is unknown."""
         self._producer.cancel(key)
 
-    def poll(self) -> list[Loaded | LoadFailed | Released]:
-        told = (self._told(event) for event in self._poll())
-        return [each for each in told if each is not None]
+    def poll(self) -> list[Event]:
+        found: list[Event] = []
+        for event in self._poll():
+            if isinstance(event, events.Wanted):  # not a pull's key: it gets no loan
+                self._producer.refuse(event.key)
+                continue
+            if isinstance(event, Released):
+                self._exports.discard(event.key)
+            found.append(event)
+        return found
 
     def has_pending(self) -> bool:
         """Return whether exports are open. They require no step: their ends wake the loop."""
         return bool(self._exports)
-
-    def _told(self, event: events.ProducerEvent) -> Released | LoadFailed | None:
-        if isinstance(event, Released):
-            self._exports.discard(event.key)
-            return event
-        if isinstance(event, events.Wanted):  # not a pull's key: it gets no loan
-            self._producer.refuse(event.key)
-            return None
-        return LoadFailed(event.key, event.cause, event.message)

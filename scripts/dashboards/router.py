@@ -34,7 +34,7 @@ BOARD = Board(
                 panel(
                     "Dispatched",
                     "short",
-                    "Requests with workers. Flat at --max-inflight-requests while workers are "
+                    "Requests with workers. Flat at max_inflight_requests while workers are "
                     "idle: the bound is too low.",
                     (gauge("vllm:num_requests_running", "pod", ROUTER), "{{pod}}"),
                 ),

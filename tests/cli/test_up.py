@@ -18,7 +18,7 @@ from tandem.base.listening import HEADER_CHILD_TOKEN
 from tandem.base.settings import settings_of
 from tandem.cli.__main__ import main
 from tandem.cli.serve import up
-from tandem.cli.serve.child_flags import check_router, check_worker
+from tandem.cli.serve.child_flags import check_worker
 from tandem.cli.serve.children import Child
 from tandem.cli.serve.listening import LOOPBACK, free_ports
 from tandem.cli.serve.overrides import (
@@ -84,12 +84,12 @@ def test_a_taken_port_is_found_before_the_model_is_looked_at(capsys: pytest.Capt
             "decode workers: --max-num-sek is not a flag of `tandem decode`",
         ),
         ("--prefill.max-num-seqs 0", "prefill workers: max_num_seqs: 0 is not allowed"),
-        ("--router.max-attempts=0", "flags of the router: max_attempts: 0"),
+        ("--router.grpc-port=-1", "flags of the router: grpc_port: -1"),
         ("--decode.enforce-eager --decode.max-num-seqs 0", "decode workers: max_num_seqs: 0"),
         ("--oven.heat 3", "--oven.heat is not a flag of `tandem up`"),
         ("--enforce-eagr", "--enforce-eagr is not a flag of `tandem up`; --enforce-eager is"),
         ("--decode.max-num-seqs=-4", "decode workers: max_num_seqs: -4"),
-        ("--prefill.kv-send-slots 0", "prefill workers: kv_send_slots: 0"),
+        ("--prefill.kv-slots 0", "prefill workers: kv_slots: 0"),
         ("--router.api-key=", "api-key: [''] is not allowed"),
         ("--prefill.host 0.0.0.0", "--allow-plaintext"),
         ("--decode.probe-port 19101", "decode workers: --probe-port is not allowed here"),
@@ -150,21 +150,6 @@ def test_no_switch_of_a_role_takes_the_model_with_it(flag: str):
     rest, roles = take_roles([flag, "MODEL"], ROLES)
     role, _, name = flag[2:].partition(".")
     assert (rest, roles[role]) == (["MODEL"], [f"--{name}"])
-
-
-def test_what_the_router_needs_as_well_is_one_flag():
-    """`tandem serve --enable-prompt-embeds` is for both; the router's own flag wins."""
-    rest, roles = take_roles(["--enable-prompt-embeds", "--max-num-seqs", "8"], ROLES)
-    given = parse("up", "", [Section("Stack", UpConfig), *sections_for(ROLES)], rest)
-    overrides = Overrides(environment=environment_of(given, UpConfig), flags=roles)
-    children = plan(UpConfig(), "model", ("name",), range(1, 9), [], overrides)
-    told = {child.name: child for child in children}
-    told_router = {"TANDEM_ENABLE_PROMPT_EMBEDS": "true"}
-    assert told["router"].environment == told_router
-    assert told["decode-0"].environment == {**told_router, "TANDEM_MAX_NUM_SEQS": "8"}
-    flags = told["router"].arguments[1:]
-    assert check_router(flags, told_router).enable_prompt_embeds
-    assert not check_router([*flags, "--no-enable-prompt-embeds"], told_router).enable_prompt_embeds
 
 
 def test_every_flag_of_a_worker_is_a_flag_of_the_stack():

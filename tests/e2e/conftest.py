@@ -66,7 +66,7 @@ def hurt_stack(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         reference="small",
         decode=2,
         worker_flags=[*STEPS, "--enable-prompt-embeds"],
-        router_flags=["--enable-prompt-embeds", "--request-timeout", f"{DEADLINE:g}"],
+        router_flags=["--request-timeout", f"{DEADLINE:g}"],
     )
     with running as stack:
         yield stack

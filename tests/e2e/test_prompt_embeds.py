@@ -37,7 +37,7 @@ LONGER = SHORT[:4]
 """Asked for twice at once, they begin in 32 blocks of 16."""
 COUNT = 512
 """Tokens of an answer in which a worker dies while it decodes."""
-ROUTER = ["--enable-prompt-embeds", "--request-timeout", "200"]
+ROUTER = ["--request-timeout", "200"]
 TAKES = ["--enable-prompt-embeds"]
 LAYOUTS: dict[str, dict[str, Any]] = {
     "aggregated, chunks of 64, no caching": {

@@ -41,11 +41,11 @@ def worker(setup: Setup, role: str, node: str | None) -> Json:
 def router() -> Json:
     """The router's pod; it finds the workers by their labels."""
     args = ["router", "--model", MODEL, "--served-model-name", "smollm2"]
-    args += ["--host", "0.0.0.0", "--ready-prefill", "1", "--discovery", "kubernetes"]
+    args += ["--host", "0.0.0.0", "--ready-prefill", "1"]
     args += ["--allow-plaintext"]  # pods by hand have no keys
     selector = f"{names.LABEL_SERVICE}={NAME},{names.LABEL_ROLE}"
     env = [
-        {"name": names.ENV_DISCOVERY_NAMESPACE, "valueFrom": _field("metadata.namespace")},
+        {"name": names.ENV_POD_NAMESPACE, "valueFrom": _field("metadata.namespace")},
         {"name": names.ENV_DISCOVERY_SELECTOR, "value": selector},
     ]
     pod = _pod("router", "router", args, [mount("models", "models", names.PATH_MODELS)], env)

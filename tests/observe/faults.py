@@ -17,7 +17,8 @@ SETTINGS = {"handoffFailuresPerSecond": 0.01, "slowHandoffShare": 0.02}
 """Of the chart's rules, for a fault that strikes a few times a minute; all else is as it comes."""
 STOPPED, SHORTLY, BETWEEN = 7.0, 3.0, 6.0
 """Seconds: longer than a peer's silence is borne (four seconds), shorter, and between."""
-SMALL = ["--num-gpu-blocks-override", "64", "--block-size", "16", "--watermark", "0"]
+FULL_LIMITS = Path(__file__).with_name("full_limits.yaml")
+SMALL = ["--num-gpu-blocks-override", "64", "--block-size", "16"]
 
 Strike = Callable[["Stack", threading.Event], None]
 
@@ -80,7 +81,7 @@ SCENES = (
         clients=24,
         max_tokens=160,
         worker_flags=SMALL,
-        router_flags=["--max-inflight-requests", "12", "--max-queued-requests", "8"],
+        router_flags=["--limits-file", str(FULL_LIMITS)],
     ),
     Scene(
         "stopped",

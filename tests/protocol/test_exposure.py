@@ -46,15 +46,11 @@ def test_a_router_speaks_to_other_machines_with_curve_or_by_name_only(worker: st
 
 def test_pods_are_spoken_to_with_curve_or_by_name_only():
     """Discovery finds workers of other machines."""
-    found: dict[str, Any] = {
-        "discovery": "kubernetes",
-        "discovery_namespace": "n",
-        "discovery_selector": "s",
-    }
-    with pytest.raises(InvalidParameter, match=r"discovery: .* --allow-plaintext"):
+    found: dict[str, Any] = {"discovery_selector": "s"}
+    with pytest.raises(InvalidParameter, match=r"discovery_selector: .* --allow-plaintext"):
         RouterConfig(**found)
-    assert RouterConfig(**found, **KEYS).discovery == "kubernetes"
-    assert RouterConfig(**found, allow_plaintext=True).discovery == "kubernetes"
+    assert RouterConfig(**found, **KEYS).discovery_selector == "s"
+    assert RouterConfig(**found, allow_plaintext=True).discovery_selector == "s"
 
 
 @pytest.mark.parametrize(

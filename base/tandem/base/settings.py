@@ -75,14 +75,26 @@ def settings_of(config: type) -> tuple[Setting, ...]:
 
 def values_of_file(param: str, path: str, config: type) -> dict[str, Any]:
     """Return the values of a YAML file by field name of ``config``. Raise InvalidParameter."""
+    try:
+        text = Path(path).read_text()
+    except (OSError, ValueError) as error:  # ValueError: it is not UTF-8
+        raise InvalidParameter(param, path, f"a readable YAML file ({error})") from error
+    return values_of_yaml(param, text, config, source=path)
+
+
+def values_of_yaml(
+    param: str, text: str, config: type, *, source: str | None = None
+) -> dict[str, Any]:
+    """Return the values of a YAML text by field name of ``config``. Raise InvalidParameter."""
     import yaml
 
+    given, kind = (text, "YAML text") if source is None else (source, "YAML file")
     try:
-        content = yaml.safe_load(Path(path).read_text())
-    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: it is not UTF-8
-        raise InvalidParameter(param, path, f"a readable YAML file ({error})") from error
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InvalidParameter(param, given, f"a readable {kind} ({error})") from error
     if not isinstance(content, dict):
-        raise InvalidParameter(param, path, "a YAML file with a mapping of names to values")
+        raise InvalidParameter(param, given, f"a {kind} with a mapping of names to values")
     known = [each.name for each in fields(config)]
     for name in content:
         if name not in known:

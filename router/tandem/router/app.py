@@ -76,7 +76,11 @@ from tandem.router.observe.ui import page
 from tandem.router.placement.prefix_index import PrefixIndex
 from tandem.router.server import RpcServer, make_server, paced
 from tandem.router.tenant import salted, tenant_id
-from tandem.router.workers.discovery import KubernetesDiscovery, StaticDiscovery
+from tandem.router.workers.discovery import (
+    KubernetesDiscovery,
+    StaticDiscovery,
+    own_namespace,
+)
 from tandem.router.workers.pool import WorkerPool
 from tandem.text.isolated_templates import IsolatedTemplates
 from tandem.text.parsers.model import ModelParsers
@@ -200,6 +204,11 @@ class Router:
             await self.dispatcher.close()
             await self.pool.close()
 
+    def takes_embeds(self) -> bool:
+        """Return whether a worker accepts prompts of embeddings, or no worker is known yet."""
+        workers = self.pool.workers.values()
+        return not workers or any(each.card.prompt_embeds is not None for each in workers)
+
     async def _find(self) -> None:
         """Run discovery, and restart it after a failure."""
         while True:
@@ -212,11 +221,11 @@ class Router:
 
     def _discovery(self) -> StaticDiscovery | KubernetesDiscovery:
         config = self.config
-        if config.discovery == "static":
+        if not config.discovery_selector:
             return StaticDiscovery(self.pool, config.workers)
         return KubernetesDiscovery(
             self.pool,
-            namespace=config.discovery_namespace,
+            namespace=own_namespace(config.discovery_selector),
             selector=config.discovery_selector,
             counter=self.metrics,
         )
@@ -225,8 +234,11 @@ class Router:
 def create_app(config: RouterConfig) -> Starlette:
     """Return the ASGI application.
 
-    Raises InvalidParameter for gRPC if its packages are not installed.
+    Raises InvalidParameter for gRPC if its packages are not installed, and for a selector outside
+    a pod.
     """
+    if config.discovery_selector:
+        own_namespace(config.discovery_selector)
     if config.grpc_port and find_spec("grpc_reflection") is None:
         allowed = "0, unless tandem-serving[grpc] is installed"
         raise InvalidParameter("grpc_port", config.grpc_port, allowed)
@@ -286,7 +298,7 @@ def create_app(config: RouterConfig) -> Starlette:
         is_served=lambda: bool(router.pool.serving(WorkerRole.DECODE)),
         trust_request_chat_template=config.trust_request_chat_template,
         allow_request_priority=config.allow_request_priority,
-        embeds=EmbedsIntake.of(config),
+        embeds=EmbedsIntake.of(config, router.takes_embeds),
         unknown_fields=UnknownFields(ignored=config.ignore_unknown_fields),
         keep_alives=KeepAlives(config.sse_keep_alive),
     )

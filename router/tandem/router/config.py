@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from tandem.base.listening import PLAINTEXT_HELP, REMEDY, check_exposed
 from tandem.base.settings import (
-    check_choices,
     check_integer,
     check_positive,
     setting,
@@ -51,11 +50,6 @@ TARGET_TTFT_MS = 300.0
 _BOUNDS: dict[str, tuple[int, int | None]] = {
     "port": (0, 65_535),
     "grpc_port": (0, 65_535),
-    "max_attempts": (1, None),
-    "max_inflight_requests": (1, None),
-    "max_inflight_tokens": (1, None),
-    "max_queued_requests": (0, None),
-    "max_queued_tokens": (0, None),
     "ready_prefill": (0, None),
     "ready_decode": (0, None),
 }
@@ -91,10 +85,6 @@ class RouterConfig(TracingConfig, Limits):
         "Format of reasoning, by vLLM's names. auto: from the chat template; none: reasoning"
         " stays in the text.",
     )
-    enable_prompt_embeds: bool = setting(
-        False,
-        "Accept prompts as embeddings (prompt_embeds). The workers require the same flag.",
-    )
     allow_request_priority: bool = setting(
         False, "Allow requests to set their priority in the queues."
     )
@@ -111,12 +101,6 @@ class RouterConfig(TracingConfig, Limits):
     allowed_host: tuple[str, ...] = setting(
         (),
         "Host header to accept on a loopback address, in addition to loopback names; repeatable.",
-    )
-    allowed_methods: tuple[str, ...] = setting(
-        ("*",), "Method for allowed web pages, or *; repeatable."
-    )
-    allowed_headers: tuple[str, ...] = setting(
-        ("*",), "Header for allowed web pages, or *; repeatable."
     )
     allow_credentials: bool = setting(
         False, "Let browsers send cookies; only with origins by name."
@@ -139,11 +123,6 @@ class RouterConfig(TracingConfig, Limits):
         "then reveal what other clients sent.",
     )
     request_timeout: float = setting(600.0, "Deadline of a request, from arrival to last token.")
-    max_attempts: int = setting(
-        3,
-        "Failed attempts of a request without a new token. Up to eight further ones may "
-        "fail after new tokens. 1: no retry.",
-    )
     strict_handoff: bool = setting(
         False,
         "Hand off every prompt while a prefill worker and its link are up. Off: the way "
@@ -164,26 +143,8 @@ class RouterConfig(TracingConfig, Limits):
     )
     limits_file: str | None = setting(
         None,
-        "YAML file with limits of requests, connections and answers (docs/reference/limits.md).",
-    )
-    max_inflight_requests: int = setting(
-        1024, "Maximum number of running requests; more wait in the queue."
-    )
-    max_inflight_tokens: int = setting(
-        16_000_000, "Maximum number of prompt tokens of running requests together."
-    )
-    max_queued_requests: int = setting(
-        2048, "Maximum number of waiting requests; more are answered 429."
-    )
-    max_queued_tokens: int = setting(
-        32_000_000, "Maximum number of prompt tokens of waiting requests; more are answered 429."
-    )
-    max_queue_age: float = setting(60.0, "Maximum wait of a request; after it the answer is 503.")
-    health: str = setting(
-        "auto",
-        "Answer of /health. ready: 503 until the fleet is ready; live: 200 while the "
-        "process runs; auto: live with discovery kubernetes, else ready.",
-        choices=("auto", "ready", "live"),
+        "YAML file with limits of the queue, retries, requests and connections "
+        "(docs/reference/limits.md).",
     )
     ready_prefill: int = setting(
         0,
@@ -200,14 +161,13 @@ class RouterConfig(TracingConfig, Limits):
         None,
         "Folder with one clients' key per file. Changed files are read again.",
     )
-    canary_token_file: str | None = setting(None, "File with the token of the operator's canary.")
-    discovery: str = setting(
-        "static",
-        "static: workers are those of --workers. kubernetes: the pods that the selector finds.",
-        choices=("static", "kubernetes"),
+    canary_token_file: str | None = None
+    """File with the token of the operator's canary, by ENV_CANARY_TOKEN_FILE."""
+    discovery_selector: str = setting(
+        "",
+        "Label selector of worker pods in the router's own namespace, instead of --workers. "
+        "/health then answers 200 while the process runs.",
     )
-    discovery_namespace: str = setting("", "Namespace of the worker pods.")
-    discovery_selector: str = setting("", "Label selector of the worker pods.")
     curve_keys: str | None = setting(
         None,
         "Folder with the router's CURVE key pair. Default: links without authentication and "
@@ -225,7 +185,7 @@ class RouterConfig(TracingConfig, Limits):
         for name, (low, high) in _BOUNDS.items():
             check_integer(name, getattr(self, name), low, high)
         self.check_limits()
-        for name in ("request_timeout", "max_queue_age", "drain_timeout"):
+        for name in ("request_timeout", "drain_timeout"):
             check_positive(name, getattr(self, name))
         if 0 < self.sse_keep_alive < MIN_SSE_KEEP_ALIVE:
             allowed = f"0, or {MIN_SSE_KEEP_ALIVE:g} seconds or more"
@@ -237,11 +197,10 @@ class RouterConfig(TracingConfig, Limits):
         check_origins(self.allowed_origins)
         check_name("tool_call_parser", self.tool_call_parser, TOOL_FORMATS)
         check_name("reasoning_parser", self.reasoning_parser, REASONING_FORMATS)
-        check_choices(self)
-        if self.discovery == "kubernetes":
-            for name in ("discovery_namespace", "discovery_selector"):
-                if not getattr(self, name):
-                    raise InvalidParameter(name, "", "a value, as discovery is kubernetes")
+        if self.discovery_selector and self.workers:
+            raise InvalidParameter(
+                "discovery_selector", self.discovery_selector, "none with workers"
+            )
         for endpoint in self.workers:
             check_endpoint("workers", endpoint)
         self._check_secrets()
@@ -250,7 +209,7 @@ class RouterConfig(TracingConfig, Limits):
     @property
     def health_waits(self) -> bool:
         """Return whether ``/health`` waits until the fleet can serve."""
-        return self.health == "ready" or (self.health == "auto" and self.discovery == "static")
+        return not self.discovery_selector
 
     def _check_root_path(self) -> None:
         if self.root_path and not _ROOT_PATH.fullmatch(self.root_path):
@@ -283,8 +242,8 @@ class RouterConfig(TracingConfig, Limits):
             allowed = "only without API keys; otherwise set an administration key"
             raise InvalidParameter("enable_admin_api", True, allowed)
         curve = self.curve_keys is not None and self.curve_peers is not None
-        if self.discovery == "kubernetes" and not (curve or self.allow_plaintext):
-            raise InvalidParameter("discovery", self.discovery, f"static, {REMEDY}")
+        if self.discovery_selector and not (curve or self.allow_plaintext):
+            raise InvalidParameter("discovery_selector", self.discovery_selector, f"none, {REMEDY}")
         for endpoint in self.workers:
             host = endpoint.rpartition(":")[0]
             check_exposed("workers", host, curve=curve, allow_plaintext=self.allow_plaintext)

@@ -1,4 +1,4 @@
-"""Limits of the input, memory and connections of one client. ``--limits-file`` changes them."""
+"""Limits of queue, retries, input, memory and connections. ``--limits-file`` changes them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from tandem.base.settings import check_integer, check_positive, values_of_file
+from tandem.base.settings import check_integer, check_positive, values_of_file, values_of_yaml
 from tandem.protocol.embeds import MOST_BYTES
+from tandem.protocol.names import ENV_LIMITS
 from tandem.protocol.sampling import MAX_BAD_WORDS, MAX_LOGIT_BIAS
 
 
@@ -15,10 +16,24 @@ from tandem.protocol.sampling import MAX_BAD_WORDS, MAX_LOGIT_BIAS
 class Limits:
     """Limits by name. Sizes are in bytes and times in seconds, unless the name has another unit."""
 
+    max_inflight_requests: int = 1024
+    """Running requests; more wait in the queue."""
+    max_inflight_tokens: int = 16_000_000
+    """Prompt tokens of running requests together; more wait in the queue."""
+    max_queued_requests: int = 2048
+    """Waiting requests; above it: 429."""
+    max_queued_tokens: int = 32_000_000
+    """Prompt tokens of waiting requests; above it: 429."""
+    max_queue_age: float = 60.0
+    """Wait of a request in the queue; after it: 503."""
+    max_attempts: int = 3
+    """Failed attempts of a request without a new token. Up to eight further ones may fail after new
+    tokens. 1: no retry."""
+
     max_prompts: int = 256
     """Prompts of one call; above it: 400."""
     max_parallel_prompts: int = 64
-    """Prompts of one call that run at a time; the rest wait."""
+    """Prompts of one call that run at once; the rest wait."""
     max_sequences: int = 1024
     """Prompts times ``n`` of one call; above it: 400."""
     max_messages: int = 4096
@@ -71,7 +86,7 @@ class Limits:
     """Time after its last use for which a response is kept."""
 
     worker_wait: float = 5.0
-    """Wait of a request for a worker if none that could take it is up; after it: 503."""
+    """Wait of a request for a worker if no connected worker can serve it; after it: 503."""
     resume_wait: float = 30.0
     """The same wait if the answer has begun: its client cannot send it again."""
     accept_timeout: float = 30.0
@@ -108,6 +123,11 @@ class Limits:
 
 
 _RANGES: dict[str, tuple[int, int | None]] = {
+    "max_inflight_requests": (1, None),
+    "max_inflight_tokens": (1, None),
+    "max_queued_requests": (0, None),
+    "max_queued_tokens": (0, None),
+    "max_attempts": (1, None),
     "max_prompts": (1, 65_536),
     "max_parallel_prompts": (1, 65_536),
     "max_sequences": (1, 65_536),
@@ -133,14 +153,19 @@ _RANGES: dict[str, tuple[int, int | None]] = {
     "timeline_requests": (0, 1 << 20),
     "timeline_mib": (1, None),
 }
-"""Least and largest value of each limit that is a whole number; others are seconds above 0."""
+"""Smallest and largest value of each limit that is a whole number; others are seconds above 0."""
 _MAY_BE_ZERO = frozenset({"worker_wait", "resume_wait", "sse_keep_alive"})
 
 
-def with_limits(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of a router together with the limits of the file that they name.
+def with_limits(settings: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return settings of a router together with the limits of ENV_LIMITS, and of the file that
+    they name, which has precedence.
 
-    Raise InvalidParameter if the file is not a YAML mapping of limits.
+    Raise InvalidParameter if either is not a YAML mapping of limits.
     """
-    path = settings.get("limits_file")
-    return {**settings, **({} if path is None else values_of_file("limits_file", path, Limits))}
+    limits: dict[str, Any] = {}
+    if text := environ.get(ENV_LIMITS):
+        limits |= values_of_yaml(ENV_LIMITS, text, Limits)
+    if (path := settings.get("limits_file")) is not None:
+        limits |= values_of_file("limits_file", path, Limits)
+    return {**settings, **limits}

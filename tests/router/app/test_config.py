@@ -15,9 +15,10 @@ from tandem.router.limits import Limits
 
 
 def test_every_field_is_a_setting_with_a_default() -> None:
-    """Each field is a flag with a default, or a limit of the limits file."""
+    """Each field is a flag with a default, or a limit of the limits file; the canary's token is the
+    operator's."""
     settings = list(settings_of(RouterConfig))
-    limits = {each.name for each in dataclasses.fields(Limits)}
+    limits = {each.name for each in dataclasses.fields(Limits)} | {"canary_token_file"}
     names = [each.name for each in dataclasses.fields(RouterConfig)]
     assert [each.name for each in settings] == [name for name in names if name not in limits]
     assert not any(each.required for each in settings)

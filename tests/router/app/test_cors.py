@@ -62,16 +62,14 @@ def test_pages_of_an_allowed_origin_may_ask(serve: Serve, decode: Make) -> None:
         assert "X-Request-Id" in answer.headers["access-control-expose-headers"]
 
 
-def test_other_pages_and_methods_may_not(serve: Serve, decode: Make) -> None:
+def test_other_pages_may_not(serve: Serve, decode: Make) -> None:
     """Preflight says no; the answer to one who asks all the same is not for the page to read."""
-    served = serve(decode(), allowed_origins=(PAGE,), allowed_methods=("GET",), wait=False)
+    served = serve(decode(), allowed_origins=(PAGE,), wait=False)
     served.wait_started()
     other = served.post("/v1/chat/completions", json={}, headers={"Origin": "https://evil.example"})
 
     assert preflight(served, "https://evil.example").status_code == 403
     assert other.status_code == 403
-    assert preflight(served).status_code == 400
-    assert preflight(served, method="GET").status_code == 200
     assert "access-control-allow-origin" not in other.headers
 
 

@@ -47,7 +47,7 @@ def test_a_wrong_limits_file_is_refused_by_name(tmp_path: Path, text: str, said:
     path.write_text(text)
 
     with pytest.raises(InvalidParameter) as error:
-        RouterConfig(**with_limits({"limits_file": str(path)}))
+        RouterConfig(**with_limits({"limits_file": str(path)}, {}))
     assert said in str(error.value)
     with pytest.raises(ChildFlagsError):
         check_router(["--limits-file", str(path)], {})
@@ -55,9 +55,24 @@ def test_a_wrong_limits_file_is_refused_by_name(tmp_path: Path, text: str, said:
 
 def test_a_limits_file_that_is_missing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameter, match="a readable YAML file"):
-        with_limits({"limits_file": str(tmp_path / "none.yaml")})
+        with_limits({"limits_file": str(tmp_path / "none.yaml")}, {})
 
 
 def test_every_limit_is_documented() -> None:
     page = (DOCS / "reference" / "limits.md").read_text()
     assert [each.name for each in fields(Limits) if f"| `{each.name}` |" not in page] == []
+
+
+def test_limits_of_the_environment_count_and_the_file_has_precedence(tmp_path: Path) -> None:
+    path = tmp_path / "limits.yaml"
+    path.write_text("max_attempts: 2")
+    environ = {"TANDEM_LIMITS": '{"max_queue_age": 7, "max_attempts": 1}'}
+
+    assert with_limits({}, environ) == {"max_queue_age": 7, "max_attempts": 1}
+    found = with_limits({"limits_file": str(path)}, environ)
+    assert (found["max_queue_age"], found["max_attempts"]) == (7, 2)
+    assert check_router([], environ).max_queue_age == 7
+    with pytest.raises(InvalidParameter, match=r"TANDEM_LIMITS.*max_queue_ages"):
+        with_limits({}, {"TANDEM_LIMITS": "{max_queue_ages: 7}"})
+    with pytest.raises(InvalidParameter, match=r"TANDEM_LIMITS.*a YAML text with a mapping"):
+        with_limits({}, {"TANDEM_LIMITS": "7"})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from tests import clear_text
@@ -119,16 +118,17 @@ def test_health_waits_for_the_fleet_and_then_for_what_can_serve(
     wait_for(lambda: health(served) == [503, 503, 200, 503])
 
 
-def test_health_of_a_liveness_probe_waits_for_nobody(serve: Serve) -> None:
-    """With --health live; the default where pods are discovered, which are killed by it."""
-    served = serve(wait=False, health="live")
+def test_health_of_a_liveness_probe_waits_for_nobody(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pods that are discovered would be killed by it."""
+    monkeypatch.setattr(RouterConfig, "health_waits", property(lambda config: False))
+    served = serve(wait=False)
     served.wait_started()
     assert health(served) == [200] * 4
-    model: Any = {"model": "m", "allow_plaintext": True}
-    pods: Any = {"discovery_namespace": "n", "discovery_selector": "a=b"}
-    assert RouterConfig(**model).health_waits
-    assert not RouterConfig(**model, **pods, discovery="kubernetes").health_waits
-    assert RouterConfig(**model, **pods, discovery="kubernetes", health="ready").health_waits
+    monkeypatch.undo()
+    assert RouterConfig(model="m").health_waits
+    assert not RouterConfig(model="m", discovery_selector="a=b", allow_plaintext=True).health_waits
 
 
 def test_balancers_of_habit_get_their_answers(serve: Serve, decode: Make) -> None:

@@ -151,7 +151,7 @@ def test_records_of_calls_are_their_tenants_and_the_administrators(
 
 async def test_embeddings_that_a_tenant_holds_leave_room_for_another() -> None:
     """Two thirds of all are the most that one holds next to others."""
-    intake = EmbedsIntake(enabled=True, max_held_bytes=900)
+    intake = EmbedsIntake(lambda: True, max_held_bytes=900)
     current_tenant.set(Tenant("hog"))
     with intake.holding(["x" * 800]):
         with pytest.raises(RequestRefused, match="or over the part of this client"):

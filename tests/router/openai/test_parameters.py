@@ -257,7 +257,6 @@ def reader(serve: Serve, decode: Make) -> Served:
         decode(prompt_embeds=4),
         trust_request_chat_template=True,
         allow_request_priority=True,
-        enable_prompt_embeds=True,
     )
     templates: Any = served.app.state.service.llm.tokenizer.chat_templates
     templates._sources["default"] = TEMPLATE

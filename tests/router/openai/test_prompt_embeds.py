@@ -41,7 +41,7 @@ def start(serve: Serve, prefill: Make, decode: Make) -> Callable[..., Served]:
 
     def start(workers: dict[str, Any] | None = None, **settings: Any) -> Served:
         made = [make(prompt_embeds=SIZE, **workers or {}) for make in (prefill, decode)]
-        return serve(*made, **{"enable_prompt_embeds": True, **settings})
+        return serve(*made, **settings)
 
     return start
 
@@ -159,16 +159,15 @@ def test_what_torch_saved_is_refused_with_how_to_convert_it(start: Callable[...,
     assert 'safetensors.torch.save({"prompt_embeds": tensor.contiguous()})' in error["message"]
 
 
-def test_without_the_flag(serve: Serve, decode: Make) -> None:
-    """Of the router, or of the workers: by name, with what to do. Neutral values pass."""
-    for settings, size in (({}, SIZE), ({"enable_prompt_embeds": True}, None)):
-        served = serve(decode(prompt_embeds=size), **settings)
-        error = refused(served, prompt_embeds=saved(ROWS))
-        assert error["param"] == "prompt_embeds"
-        assert "--enable-prompt-embeds" in error["message"]
-        assert served.post(
-            "/v1/completions", json={"prompt": "Hi", "prompt_embeds": [], "max_tokens": 1}
-        ).is_success
+def test_without_the_flag_of_workers_they_are_refused_by_name(serve: Serve, decode: Make) -> None:
+    """Neutral values pass."""
+    served = serve(decode())
+    error = refused(served, prompt_embeds=saved(ROWS))
+    assert error["param"] == "prompt_embeds"
+    assert "--enable-prompt-embeds" in error["message"]
+    assert served.post(
+        "/v1/completions", json={"prompt": "Hi", "prompt_embeds": [], "max_tokens": 1}
+    ).is_success
 
 
 def test_other_endpoints_refuse_it_by_name(start: Callable[..., Served]) -> None:
@@ -195,7 +194,7 @@ def test_workers_that_take_none_get_none(serve: Serve, prefill: Make, decode: Ma
     """Of a fleet in which some have the flag, only those are asked."""
     able = decode(prompt_embeds=SIZE, max_model_len=4096)
     others = [prefill(), decode(), decode()]
-    served = serve(able, *others, enable_prompt_embeds=True)
+    served = serve(able, *others)
     for _ in range(4):
         body = {"prompt_embeds": saved(ROWS), "max_tokens": 2}
         assert served.post("/v1/completions", json=body).is_success
@@ -247,7 +246,7 @@ def test_bytes_that_are_held_are_bounded(start: Callable[..., Served]) -> None:
 def test_grpc(serve: Serve, decode: Make) -> None:
     """The bytes of the file; errors in the same words."""
     (port,) = own_ports(1)
-    served = serve(decode(prompt_embeds=SIZE), grpc_port=port, enable_prompt_embeds=True)
+    served = serve(decode(prompt_embeds=SIZE), grpc_port=port)
     client = RpcClient(port)
     try:
         (said,) = client.call("Generate", prompt_embeds=saved(ROWS), sampling={"max_tokens": 80})

@@ -20,6 +20,7 @@ from tandem.protocol.names import (
     LABEL_ROLE,
     WORKER_PORT,
 )
+from tandem.router.app import create_app
 from tandem.router.config import RouterConfig
 from tandem.router.workers import discovery as kubernetes
 from tandem.router.workers.connection import WorkerNote
@@ -105,11 +106,18 @@ def test_a_list_makes_up_for_lost_events() -> None:
     assert list(book.by_endpoint()) == [f"10.0.0.2:{WORKER_PORT}"]
 
 
-def test_what_kubernetes_needs_is_named() -> None:
-    with pytest.raises(InvalidParameter, match="discovery_selector"):
-        RouterConfig(discovery="kubernetes", discovery_namespace="x")
-    with pytest.raises(InvalidParameter, match="discovery:"):
-        RouterConfig(discovery="consul")
+def test_a_selector_is_refused_with_workers_and_outside_a_pod(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(
+        InvalidParameter, match=r"discovery_selector: 'a=b' is not allowed; none with"
+    ):
+        RouterConfig(discovery_selector="a=b", workers=("127.0.0.1:1",), allow_plaintext=True)
+    monkeypatch.delenv("TANDEM_POD_NAMESPACE", raising=False)
+    with pytest.raises(InvalidParameter, match=r"discovery_selector.*none outside a pod"):
+        create_app(RouterConfig(discovery_selector="a=b", allow_plaintext=True))
+    monkeypatch.setenv("TANDEM_POD_NAMESPACE", "home")
+    assert kubernetes.own_namespace("a=b") == "home"
 
 
 class Counter:

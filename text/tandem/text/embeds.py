@@ -15,8 +15,8 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import SamplingParams
 
 NO_EMBEDS = (
-    "leave it out: this server takes prompts of embeddings only where its router and its workers "
-    "have --enable-prompt-embeds"
+    "leave it out: this server accepts prompts of embeddings only if its workers have "
+    "--enable-prompt-embeds"
 )
 
 
@@ -154,7 +154,7 @@ def of_tensor(tensor: Any, param: str) -> PromptEmbeds:
 
 
 _CHUNK = 1 << 16
-"""Characters of base64 decoded at a time, so that other threads can run. A multiple of 4."""
+"""Characters of base64 decoded per call, so that other threads can run. A multiple of 4."""
 
 
 def decoded(text: str, param: str, *, max_bytes: int) -> bytes:

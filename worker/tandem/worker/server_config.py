@@ -9,6 +9,10 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.names import PROBE_PORT, WORKER_PORT
 from tandem.tracing.config import TracingConfig
 
+QUEUE_LIMITS = {"max_num_queued_reqs": 8_192, "max_num_queued_tokens": 64_000_000}
+"""Engine settings of a worker: requests and prompt tokens that wait for their first step. Further
+ones are refused, and routers place them again."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig(TracingConfig):

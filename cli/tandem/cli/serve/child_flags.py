@@ -83,7 +83,7 @@ def check_router(flags: list[str], environ: Mapping[str, str]) -> RouterConfig:
     """Return the router's settings. Raises ChildFlagsError."""
     given = _read("router", flags, environ)
     with named("router"):
-        return RouterConfig(**with_limits(given[RouterConfig]))
+        return RouterConfig(**with_limits(given[RouterConfig], environ))
 
 
 def sections_of(role: str) -> list[Section]:

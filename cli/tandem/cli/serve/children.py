@@ -43,7 +43,7 @@ def end_with_parent() -> None:
 def be_killed_with(parent: int) -> None:
     """End this process with SIGKILL when ``parent`` ends. Must be called first.
 
-    A process of a pool would wait for ever, as siblings hold its pipe open.
+    Otherwise a process of a pool waits forever, because its siblings hold its pipe open.
     """
     if sys.platform != "linux":
         return

@@ -8,7 +8,7 @@ from tandem.cli.settings.command import parse
 from tandem.cli.settings.logs import set_up_logging
 from tandem.cli.settings.worker_settings import engine_config, handoff_config, worker_sections
 from tandem.engine.threads import spin_briefly
-from tandem.worker.server_config import ServerConfig
+from tandem.worker.server_config import QUEUE_LIMITS, ServerConfig
 
 
 def run(argv: list[str]) -> int:
@@ -19,7 +19,7 @@ def run(argv: list[str]) -> int:
     dump_on_signal()
     spin_briefly()
     kv = handoff_config(given, server)
-    config = engine_config(given)  # before torch: refuse what cannot be served
+    config = engine_config(given, **QUEUE_LIMITS)  # before torch: refuse what cannot be served
     with loading():
         from tandem.decode import worker
 

@@ -24,8 +24,6 @@ FILLED = frozenset({
     "kv_control_host", "kv_control_port", "kv_data_port",
 })  # fmt: skip
 """Settings that the stack sets for each worker, or has itself."""
-FOR_ALL = frozenset({ENV_PREFIX + "ENABLE_PROMPT_EMBEDS"})
-"""Variables of workers that the router requires, too."""
 _TITLES = {"Server": "Workers"}
 _DOTTED = re.compile(r"--(?P<role>[a-z]+)\.(?P<rest>.+)", re.DOTALL)
 

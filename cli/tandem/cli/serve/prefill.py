@@ -10,7 +10,7 @@ from tandem.cli.settings.logs import set_up_logging
 from tandem.cli.settings.worker_settings import engine_config, handoff_config, worker_sections
 from tandem.engine.threads import spin_briefly
 from tandem.prefill.config import PrefillConfig
-from tandem.worker.server_config import ServerConfig
+from tandem.worker.server_config import QUEUE_LIMITS, ServerConfig
 
 
 def run(argv: list[str]) -> int:
@@ -22,7 +22,7 @@ def run(argv: list[str]) -> int:
     dump_on_signal()
     spin_briefly()
     kv, prefill = handoff_config(given, server), PrefillConfig(**given[PrefillConfig])
-    config = engine_config(given)  # before torch: refuse what cannot be served
+    config = engine_config(given, **QUEUE_LIMITS)  # before torch: refuse what cannot be served
     with loading():
         from tandem.prefill import worker
 

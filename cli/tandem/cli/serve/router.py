@@ -10,9 +10,10 @@ from typing import Any
 from tandem.cli.serve.own_server import loading
 from tandem.cli.serve.stack_dump import dump_on_signal
 from tandem.cli.settings.command import parse
-from tandem.cli.settings.flags import Section
+from tandem.cli.settings.flags import Section, environment
 from tandem.cli.settings.logs import LogConfig, set_up_logging
 from tandem.hub.folder import ModelFiles
+from tandem.protocol.names import ENV_CANARY_TOKEN_FILE
 from tandem.router.config import RouterConfig
 from tandem.router.limits import with_limits
 
@@ -45,7 +46,11 @@ def prepared_config(given: Mapping[type, Mapping[str, Any]]) -> RouterConfig:
 
     A folder is used unchanged: the router's image has no hub.
     """
-    config = RouterConfig(**with_limits(given[RouterConfig]))
+    environ = environment()
+    config = RouterConfig(
+        **with_limits(given[RouterConfig], environ),
+        canary_token_file=environ.get(ENV_CANARY_TOKEN_FILE),
+    )
     files = ModelFiles(**given[ModelFiles])
     if not config.model or (Path(config.model).is_dir() and not files):
         return config

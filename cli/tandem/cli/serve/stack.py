@@ -17,7 +17,7 @@ from tandem.base.settings import (
 from tandem.cli.serve.children import Child
 from tandem.cli.serve.gpus import environment_of
 from tandem.cli.serve.listening import DIRECT, LOOPBACK
-from tandem.cli.serve.overrides import FOR_ALL, Overrides
+from tandem.cli.serve.overrides import Overrides
 from tandem.cli.settings.secret_flags import take_secrets
 from tandem.hub.source import DEFAULT_MODEL
 from tandem.protocol.names import ROUTER_PORT
@@ -65,15 +65,15 @@ def _wait(
     hurried: Callable[[], bool],
     say: Callable[[str], None],
 ) -> None:
-    started = said = time.monotonic()
+    started = reported_at = time.monotonic()
     while any(child.is_running for child in group) and not hurried():
         now = time.monotonic()
         if now - started > seconds:
             names = ", ".join(child.name for child in group if child.is_running)
             say(f"{names} did not end within {seconds:g} s")
             return
-        if now - said > SAY_SECONDS or (said == started and now - started > 1.0):
-            said = now
+        if now - reported_at > SAY_SECONDS or (reported_at == started and now - started > 1.0):
+            reported_at = now
             say(_progress(workers, seconds - (now - started)))
         time.sleep(POLL_SECONDS)
 
@@ -166,8 +166,6 @@ def plan(
     flags_of_router += ["--ready-decode", str(config.decode)]
     flags_of_router += overrides.flags.get("router", ())
     router = router_child(model, config.host, config.port, workers, flags_of_router)
-    told = overrides.environment
-    router.environment = {name: told[name] for name in FOR_ALL & told.keys()}
     for child in [*children, router]:
         child.arguments, keys = take_secrets(child.arguments)
         child.environment |= keys

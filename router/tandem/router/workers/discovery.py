@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import time
 from collections.abc import (
@@ -18,18 +19,35 @@ from collections.abc import (
 )
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Protocol
 
 from tandem.link.session import LinkState
+from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.names import (
     ANNOTATION_ADMITTED,
     ANNOTATION_DRAINING,
+    ENV_POD_NAMESPACE,
     LABEL_REVISION,
     LABEL_ROLE,
     WORKER_PORT,
 )
 from tandem.router.workers.connection import WorkerNote
 from tandem.router.workers.pool import WorkerPool
+
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+def own_namespace(selector: str) -> str:
+    """Return the namespace of the pod of this process. Raise InvalidParameter outside a pod."""
+    if namespace := os.environ.get(ENV_POD_NAMESPACE):
+        return namespace
+    try:
+        return _NAMESPACE_FILE.read_text().strip()
+    except OSError:
+        allowed = f"none outside a pod: neither {ENV_POD_NAMESPACE} nor {_NAMESPACE_FILE} is there"
+        raise InvalidParameter("discovery_selector", selector, allowed) from None
+
 
 LOOK_AGAIN = 15.0
 """Interval of reconnecting links that are down, in seconds."""
@@ -166,7 +184,7 @@ class ErrorCounter(Protocol):
 
 
 class PodWatcher:
-    """Reader of pods in its own thread; calls ``told`` with all of them after each change."""
+    """Reader of pods, in its own thread. Calls ``on_change`` with all pods after each change."""
 
     def __init__(
         self,
@@ -174,14 +192,14 @@ class PodWatcher:
         *,
         namespace: str,
         selector: str,
-        told: Callable[[Found], None],
+        on_change: Callable[[Found], None],
         counter: ErrorCounter,
         relist: float = RELIST,
     ) -> None:
         """``api`` is a ``kubernetes.client.CoreV1Api``."""
         self._api = api
         self._where = {"namespace": namespace, "label_selector": selector}
-        self._told = told
+        self._on_change = on_change
         self._counter = counter
         self._relist = relist
         self._book = PodBook()
@@ -216,7 +234,7 @@ class PodWatcher:
         )
         plain = self._api.api_client.sanitize_for_serialization
         self._book.replace(plain(item) for item in answer.items)
-        self._tell()
+        self._notify()
         version: str = answer.metadata.resource_version
         return version
 
@@ -237,12 +255,12 @@ class PodWatcher:
             if self._stopping.is_set():
                 return
             self._book.apply(event["type"], event["raw_object"])
-            self._tell()
+            self._notify()
             if time.monotonic() >= ends:
                 return
 
-    def _tell(self) -> None:
-        self._told(self._book.by_endpoint())
+    def _notify(self) -> None:
+        self._on_change(self._book.by_endpoint())
 
 
 def _short(error: Exception) -> str:
@@ -267,14 +285,14 @@ class KubernetesDiscovery:
         loop = asyncio.get_running_loop()
         latest: asyncio.Queue[Found] = asyncio.Queue()
 
-        def told(found: Found) -> None:
+        def on_change(found: Found) -> None:
             loop.call_soon_threadsafe(latest.put_nowait, found)
 
         watcher = PodWatcher(
             await asyncio.to_thread(_core_api),
             namespace=self._namespace,
             selector=self._selector,
-            told=told,
+            on_change=on_change,
             counter=self._counter,
         )
         watcher.start()

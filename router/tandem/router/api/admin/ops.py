@@ -61,7 +61,7 @@ async def show_root(_: Request) -> Response:
 async def health(request: Request) -> Response:
     """Return 200 after requests could be served, until none can: then 503 with the reason.
 
-    With --health live: 200.
+    With --discovery-selector: 200.
     """
     return _health(request)
 

@@ -6,7 +6,7 @@ They are kept as long as their request may be sent again, so their total is boun
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -25,7 +25,8 @@ NAME = "prompt_embeds"
 class EmbedsIntake:
     """Limits of an app."""
 
-    enabled: bool = False
+    accepted: Callable[[], bool] = lambda: False
+    """Returns whether a worker accepts prompts of embeddings, or none is known yet."""
     max_bytes: int = 16 << 20
     """Maximum bytes of one prompt's values."""
     max_held_bytes: int = 512 << 20
@@ -34,9 +35,9 @@ class EmbedsIntake:
     _by_tenant: Counter[str] = field(default_factory=Counter)
 
     @classmethod
-    def of(cls, config: RouterConfig) -> EmbedsIntake:
+    def of(cls, config: RouterConfig, accepted: Callable[[], bool]) -> EmbedsIntake:
         return cls(
-            config.enable_prompt_embeds,
+            accepted,
             config.max_prompt_embeds_bytes,
             config.max_held_embeds_bytes,
         )
@@ -47,7 +48,7 @@ class EmbedsIntake:
 
         Raises InvalidParameter if none are accepted, RequestRefused (capacity) without room.
         """
-        if given and not self.enabled:
+        if given and not self.accepted():
             raise InvalidParameter(NAME, given[0] if len(given) == 1 else list(given), NO_EMBEDS)
         size = sum(map(len, given)) // 4 * 3
         tenant = tenant_id()

@@ -8,7 +8,6 @@ from typing import Any
 from scripts.reference.table import MADE, code, table
 
 from tandem.base.settings import Setting
-from tandem.cli.bench.latency import LatencyConfig
 from tandem.cli.bench.load import LoadConfig
 from tandem.cli.bench.serve import ServeConfig
 from tandem.cli.bench.throughput import ThroughputConfig
@@ -60,7 +59,6 @@ def groups() -> list[tuple[str, Sequence[Section]]]:
                 Section("serve", ServeConfig),
                 Section("Load of serve and throughput", LoadConfig),
                 Section("throughput", ThroughputConfig),
-                Section("latency", LatencyConfig),
             ],
         ),
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +14,7 @@ from tests.router.http_server import Served
 
 from tandem.cli import bench
 from tandem.cli.bench.client import Record
-from tandem.cli.bench.inprocess import Timed, TimedEngine
-from tandem.cli.bench.load import Ask, LoadConfig, arrivals, asks
+from tandem.cli.bench.load import LoadConfig, arrivals, asks
 from tandem.cli.bench.serve import parse_goodput, show, summarize
 from tandem.protocol.errors import InvalidParameter, TandemError
 
@@ -138,7 +137,7 @@ def test_a_trace_gives_lengths_and_times(tmp_path: Path) -> None:
         "2023-11-16 18:15:46.6805900,374,44\n"
         "2023-11-16 18:15:50.9951690,396,109\n"
     )
-    load = LoadConfig(dataset_name="trace", dataset_path=str(path), max_model_len=400)
+    load = LoadConfig(dataset_path=str(path), max_model_len=400)
     first, second = asks(load)
 
     assert (len(first.prompt), first.max_tokens, first.at) == (356, 44, 0.0)
@@ -152,7 +151,7 @@ TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 def trace(path: Path, rows: str) -> LoadConfig:
     """A load of the file's, which holds ``rows``."""
     path.write_bytes(rows.encode("latin-1"))
-    return LoadConfig(dataset_name="trace", dataset_path=str(path))
+    return LoadConfig(dataset_path=str(path))
 
 
 def test_times_of_a_trace_may_have_a_zone_and_no_fraction(tmp_path: Path) -> None:
@@ -203,7 +202,7 @@ def test_figures_are_those_of_the_records() -> None:
     [
         ["--goodput", "speed:1"],
         ["--num-prompts", "0"],
-        ["--dataset-name", "trace"],
+        ["--dataset-path", "/nowhere"],
         ["--save-detailed"],
     ],
 )
@@ -216,7 +215,7 @@ def test_wrong_settings_are_named(wrong: list[str]) -> None:
     ("kind", "flag"),
     [
         ("serve", "result"),
-        *(("latency", "output-json"), ("throughput", "output-json"), ("kernels", "output-json")),
+        *(("throughput", "output-json"), ("kernels", "output-json")),
     ],
 )
 def test_a_result_without_a_place_is_refused_before_it_is_measured(
@@ -230,7 +229,7 @@ def test_a_result_without_a_place_is_refused_before_it_is_measured(
 def test_kinds_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.run(["--help"]) == 0
     assert "throughput" in capsys.readouterr().out
-    assert bench.run(["nothing"]) == bench.run(["startup"]) == 2
+    assert bench.run(["nothing"]) == bench.run(["startup"]) == bench.run(["latency"]) == 2
 
 
 SMALL = {
@@ -294,35 +293,16 @@ def test_kernels_without_a_gpu_are_refused_by_name(capsys: pytest.CaptureFixture
 
 @pytest.mark.full
 def test_an_engine_in_this_process_is_measured(
-    smollm2: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    smollm2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """latency and throughput run a real model and save what they print."""
-    latency, throughput = tmp_path / "l.json", tmp_path / "t.json"
+    """throughput runs a real model and saves what it prints."""
+    throughput = tmp_path / "t.json"
     model = ["--model", str(smollm2), "--device", "cpu", "--dtype", "float32"]
     model += ["--num-gpu-blocks-override", "24"]
-    sizes = ["--batch-size", "2", "--input-len", "5", "--output-len", "4", "--num-iters", "2"]
-    runs: list[object] = []
-    run = TimedEngine.run
-
-    def counted(engine: TimedEngine, load: Sequence[Ask]) -> Timed:
-        runs.append(load)
-        return run(engine, load)
-
-    monkeypatch.setattr(TimedEngine, "run", counted)
-    assert bench.run(["latency", *model, *sizes, "--output-json", str(latency)]) == 0
-    assert len(runs) == 2 + 2, "the first two are not measured"
     load = ["--num-prompts", "3", "--random-input-len", "20", "--random-output-len", "4"]
     load += ["--max-model-len", "256"]
     assert bench.run(["throughput", *model, *load, "--output-json", str(throughput)]) == 0
 
-    saved = json.loads(latency.read_text())
-    assert len(saved["per_token_s"]) == 2
-    assert all(
-        first < whole for first, whole in zip(saved["first_token_s"], saved["whole_s"], strict=True)
-    )
     saved = json.loads(throughput.read_text())
     assert (saved["requests"], saved["input_tokens"], saved["output_tokens"]) == (3, 60, 12)
     assert "output_tokens_per_s" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""`tandem bench latency` and `throughput`: requests fit the engine, or a line says not."""
+"""`tandem bench throughput`: requests fit the engine, or a line says not."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_trace_is_cut_to_its_model(short: Path, tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     lines = ["TIMESTAMP,ContextTokens,GeneratedTokens", "2024-01-01 00:00:00.0,7000,100"]
     path.write_text("\n".join(lines))
-    asked = LoadConfig(dataset_name="trace", dataset_path=str(path))
+    asked = LoadConfig(dataset_path=str(path))
     (ask,), config = fitted(asked, EngineConfig.of(short, device="cpu"))
     assert (len(ask.prompt), ask.max_tokens, config.max_model_len) == (1948, 100, 2048)
     path.write_text(lines[0])
@@ -70,8 +70,7 @@ def test_a_trace_is_cut_to_its_model(short: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "latency --input-len 9000",
-        "latency --input-len 100 --max-model-len 128 --output-len 29",
+        "throughput --random-input-len 100 --max-model-len 128 --random-output-len 29",
         "throughput --random-input-len 9000",
         "throughput --max-model-len 9000",
         "throughput --max-model-len 512 --random-input-len 500",
@@ -90,7 +89,7 @@ def test_what_an_engine_refuses_is_one_line(
     smollm2: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Such as what its blocks never hold, of which it knows once it runs."""
-    words = ["latency", "--model", str(smollm2), *CPU, "--input-len", "500"]
+    words = ["throughput", "--model", str(smollm2), *CPU, "--random-input-len", "500"]
     assert main(["bench", *words]) == 1
     said = capsys.readouterr().err.splitlines()
     assert "the engine refused a request" in said[-1]

@@ -27,7 +27,7 @@ from tandem.llm import LLM
 from tandem.protocol.errors import InvalidParameter
 
 Build = Callable[..., Path]
-ENTRIES = ["serve", "up", "prefill", "decode", "bench latency"]
+ENTRIES = ["serve", "up", "prefill", "decode", "bench throughput"]
 YARN = {"rope_type": "longrope", "factor": 2.0}
 UNSERVABLE: list[tuple[dict[str, Any], str, str]] = [
     ({"architectures": ["MixtralForCausalLM"]}, "", "experts.*nearest is MistralForCausalLM"),

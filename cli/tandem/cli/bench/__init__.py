@@ -7,7 +7,6 @@ import sys
 
 KINDS = {
     "serve": "Load on any OpenAI URL: latencies per token, throughput, goodput.",
-    "latency": "One batch on an engine in this process, again and again.",
     "throughput": "Many prompts on an engine in this process, all at once.",
     "kernels": "Each kernel of a decoder layer on this device, against its roofline.",
 }

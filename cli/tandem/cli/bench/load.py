@@ -16,7 +16,6 @@ from typing import NamedTuple
 import numpy as np
 
 from tandem.base.settings import (
-    check_choices,
     check_integer,
     check_positive,
     setting,
@@ -97,38 +96,33 @@ class Ask:
 class LoadConfig:
     """Data set and arrivals."""
 
-    dataset_name: str = setting("random", "Source of the prompts.", choices=("random", "trace"))
     dataset_path: str | None = setting(
-        None, "CSV of a trace: TIMESTAMP, ContextTokens, GeneratedTokens."
+        None,
+        "CSV of a trace: TIMESTAMP, ContextTokens, GeneratedTokens. Requests of over 8,192 tokens "
+        "are cut. Default: random prompts.",
     )
     num_prompts: int = setting(100, "Total number of requests.", unit="requests")
     random_input_len: int = setting(1024, "Prompt length.", unit="tokens")
     random_output_len: int = setting(128, "Answer length.", unit="tokens")
-    max_model_len: int = setting(
-        8192,
-        "Maximum length of prompt and answer together. Longer ones of a trace are cut.",
-        unit="tokens",
-    )
+    max_model_len: int = 8192
+    """Tokens of prompt and answer together; longer ones of a trace are cut."""
     request_rate: float = setting(
         0.0, "Requests per second, at random times. 0: as fast as --max-concurrency allows."
     )
     seed: int = setting(0, "Seed of prompts, lengths and arrivals.")
 
     def __post_init__(self) -> None:
-        check_choices(self)
         for name in ("num_prompts", "random_input_len", "random_output_len"):
             check_integer(name, getattr(self, name), 1)
         check_integer("max_model_len", self.max_model_len, 2)
         check_positive("request_rate", self.request_rate, or_zero=True)
-        if self.dataset_name == "trace" and not self.dataset_path:
-            raise InvalidParameter("dataset_path", None, "a CSV file, as the data set is a trace")
 
 
 def asks(config: LoadConfig) -> list[Ask]:
     """Return all requests of a run, in order of arrival. Raises InvalidParameter."""
     draw = np.random.default_rng(config.seed)
-    if config.dataset_name == "trace":
-        return _trace(config, draw)
+    if config.dataset_path is not None:
+        return _trace(config, Path(config.dataset_path), draw)
     return [
         Ask(_ids(config.random_input_len, draw), config.random_output_len, at)
         for at in arrivals(config, draw)
@@ -149,13 +143,12 @@ def _ids(count: int, draw: np.random.Generator) -> list[int]:
     return ids
 
 
-def _trace(config: LoadConfig, draw: np.random.Generator) -> list[Ask]:
-    path = config.dataset_path or ""
+def _trace(config: LoadConfig, path: Path, draw: np.random.Generator) -> list[Ask]:
     found: list[Ask] = []
-    for row in islice(arrivals_of(Path(path)), config.num_prompts):
+    for row in islice(arrivals_of(path), config.num_prompts):
         output = max(1, min(row.answer, config.max_model_len - 1))
         prompt = max(1, min(row.prompt, config.max_model_len - output))
         found.append(Ask(_ids(prompt, draw), output, row.at))
     if not found:
-        raise InvalidParameter("dataset_path", path, "a CSV of at least one request")
+        raise InvalidParameter("dataset_path", str(path), "a CSV of at least one request")
     return found

@@ -43,6 +43,7 @@ from tandem.cli.settings.flags import Section
 from tandem.link.sockets import raise_descriptor_limit
 from tandem.protocol.errors import InvalidParameter
 
+ENDPOINT = "/v1/completions"
 METRICS = ("ttft", "tpot", "itl", "e2el")
 _PERCENTILES = (90, 99)
 NAMES = {
@@ -252,13 +253,13 @@ class _Start:
     """Agreement of processes on a start time of ``time.perf_counter``."""
 
     gate: Barrier
-    said: MutableMapping[str, float]
+    shared: MutableMapping[str, float]
 
     def agree(self) -> float:
         if self.gate.wait(_UP_SECONDS) == 0:
-            self.said["start"] = time.perf_counter() + _RUN_UP
+            self.shared["start"] = time.perf_counter() + _RUN_UP
         self.gate.wait(_UP_SECONDS)
-        return self.said["start"]
+        return self.shared["start"]
 
 
 def _part(
@@ -328,7 +329,6 @@ class ServeConfig:
     """Server, pace, and what to show."""
 
     base_url: str = setting("http://127.0.0.1:8000", "Server, without /v1.")
-    endpoint: str = setting("/v1/completions", "Path of the completions endpoint.")
     model: str | None = setting(None, "Model to request. Default: the server's first.")
     api_key: str | None = setting(None, "Bearer token.")
     max_concurrency: int | None = setting(
@@ -391,7 +391,7 @@ def measure(
 
 def _warming(load: LoadConfig, count: int) -> LoadConfig:
     seed = load.seed + (1 << 32)
-    return replace(load, num_prompts=count, seed=seed, request_rate=0.0, dataset_name="random")
+    return replace(load, num_prompts=count, seed=seed, request_rate=0.0, dataset_path=None)
 
 
 def _public(config: ServeConfig) -> dict[str, Any]:
@@ -404,7 +404,7 @@ def _target(config: ServeConfig) -> Target:
     body: dict[str, Any] = {"temperature": 0.0}
     if config.ignore_eos:
         body["ignore_eos"] = True
-    return Target(config.base_url.rstrip("/") + config.endpoint, model, headers, body)
+    return Target(config.base_url.rstrip("/") + ENDPOINT, model, headers, body)
 
 
 def _first_model(config: ServeConfig, headers: dict[str, str]) -> str:

@@ -33,14 +33,14 @@ def run(argv: list[str]) -> int:
     sections = [
         Section("Result", ThroughputConfig),
         Section("Load", LoadConfig, paced),
-        *engine_sections(frozenset({"max_model_len", "seed"})),
+        *engine_sections(frozenset({"seed"})),
     ]
     given = parse("bench throughput", __doc__ or "", sections, argv)
     set_up_logging("warning")
     output = ThroughputConfig(**given[ThroughputConfig]).output_json
     load = LoadConfig(**given[LoadConfig])
-    if "max_model_len" in given[LoadConfig]:
-        given[ModelConfig]["max_model_len"] = load.max_model_len
+    if (longest := given[ModelConfig].get("max_model_len")) is not None:
+        load = replace(load, max_model_len=longest)
     result = measure(load, given)
     for name, value in result.items():
         print(f"{name:24} {value:,.2f}" if isinstance(value, float) else f"{name:24} {value:,}")

@@ -62,10 +62,11 @@ def operated(world: World, name: str) -> Iterator[tuple[Ground, Target]]:
     make_namespace(world.plane, name)
     let_lead(world.plane, name)
     [port] = free_ports(1)
-    flags = ("--port", str(port), "--own-namespace", name, "--namespaces", name)
+    flags = ("--port", str(port), "--namespaces", name)
     config = world.plane.kubeconfig(token=OPERATOR_TOKEN)
     process = OperatorProcess(
         world.plane.home, name, config, *flags, "--lease-name", "tandem-operator",
+        namespace=name,
         **operator_faults.TIMINGS,
     )  # fmt: skip
     harness = Harness(world.plane, world.cluster, name)

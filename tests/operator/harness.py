@@ -29,14 +29,21 @@ class OperatorProcess:
     """`tandem operator` in a process of its own, forked from one that has imported it."""
 
     def __init__(
-        self, home: Path, name: str, kubeconfig: Path, *flags: str, **timings: float
+        self,
+        home: Path,
+        name: str,
+        kubeconfig: Path,
+        *flags: str,
+        namespace: str = OPERATOR_NAMESPACE,
+        **timings: float,
     ) -> None:
         self._log = home / f"operator-{name}.log"
         file = home / f"timings-{name}.yaml"
         file.write_text(json.dumps({**CALM, **timings}))
-        command = ["operator", "--port", "0", "--own-namespace", OPERATOR_NAMESPACE]
+        command = ["operator", "--port", "0"]
         command += ["--timings-file", str(file), *flags]
         environ = {**os.environ, "KUBECONFIG": str(kubeconfig), "TANDEM_POD_NAME": name}
+        environ["TANDEM_POD_NAMESPACE"] = namespace
         with self._log.open("wb") as log:
             server = fork_server("operator")
             self.process = server.fork(command, environ, output=log.fileno())
@@ -82,8 +89,15 @@ class Operators:
     ) -> OperatorProcess:
         kubeconfig = config or self._plane.kubeconfig()
         name = f"{self._namespace}-{name}"
-        flags = (*self._flags, "--own-namespace", self._namespace, *flags)
-        process = OperatorProcess(self._plane.home, name, kubeconfig, *flags, **timings)
+        process = OperatorProcess(
+            self._plane.home,
+            name,
+            kubeconfig,
+            *self._flags,
+            *flags,
+            namespace=self._namespace,
+            **timings,
+        )
         self.running.append(process)
         return process
 

@@ -51,9 +51,11 @@ def test_a_look_at_an_unchanged_service_asks_for_nothing(
     harness = Harness(plane, cluster, namespace)
     harness.kubectl("apply", "-f", "manifests/operator/lease.yaml")
     with Proxy(plane) as proxy:
-        flags = [f"--namespaces={namespace}", f"--own-namespace={namespace}"]
+        flags = [f"--namespaces={namespace}"]
         where = (plane.home, f"{namespace}-few", proxy.kubeconfig())
-        operator = OperatorProcess(*where, *flags, resync_seconds=RESYNC, canary_seconds=1)
+        operator = OperatorProcess(
+            *where, *flags, namespace=namespace, resync_seconds=RESYNC, canary_seconds=1
+        )
         try:
             for number in range(FEW):
                 harness.create(f"demo{number}")

@@ -32,12 +32,14 @@ class Traced:
         self._harness = harness
         self._receiver = receiver
         self._proxy = proxy
-        flags = [f"--namespaces={harness.namespace}", f"--own-namespace={harness.namespace}"]
+        flags = [f"--namespaces={harness.namespace}"]
         flags += [f"--otlp-traces-endpoint={receiver.grpc_url}"]
         plane, name = harness.plane, f"{harness.namespace}-traced"
         harness.kubectl("apply", "-f", "manifests/operator/lease.yaml")
         where = (plane.home, name, proxy.kubeconfig())
-        self.process = OperatorProcess(*where, *flags, resync_seconds=resync)
+        self.process = OperatorProcess(
+            *where, *flags, namespace=harness.namespace, resync_seconds=resync
+        )
         harness.wait_for(self._watches, SECONDS)
 
     def _watches(self) -> bool:

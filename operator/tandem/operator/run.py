@@ -45,6 +45,7 @@ from tandem.operator.reconcile.reconciler import Reconciler
 from tandem.operator.reconcile.traced import Tracer
 from tandem.operator.service_gauges import ServiceGauges
 from tandem.operator.settings import OperatorSettings, usual_pod_host
+from tandem.protocol.names import ENV_POD_NAMESPACE
 from tandem.tracing.spans import Spans
 
 Check = Callable[[], str | None]
@@ -210,10 +211,10 @@ class Operator:
             for _ in range(self._settings.workers)
         ]
         working.append(listing)
-        heard = watch.WatchEvents(
-            because(Trigger.SERVICE), repairs.heard, self._store, self._metrics
+        events = watch.WatchEvents(
+            because(Trigger.SERVICE), repairs.child_changed, self._store, self._metrics
         )
-        watching = _thread(watch.run, self._settings, heard, self._stop, self._resync.served)
+        watching = _thread(watch.run, self._settings, events, self._stop, self._resync.served)
         try:
             while not self._stop.wait(0.2):
                 over = ended({"watching": [watching], "looking at services": working})
@@ -293,8 +294,8 @@ def _thread(target: Callable[..., object], *arguments: object) -> threading.Thre
 
 def run(settings: OperatorSettings) -> int:
     """Run one replica; return the exit status."""
-    own = settings.own_namespace or os.environ.get("TANDEM_POD_NAMESPACE") or _own_namespace()
-    host = settings.pod_host or usual_pod_host(os.environ)
+    own = os.environ.get(ENV_POD_NAMESPACE) or _own_namespace()
+    host = usual_pod_host(os.environ)
     return Operator(replace(settings, own_namespace=own, pod_host=host)).run()
 
 

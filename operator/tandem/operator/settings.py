@@ -44,9 +44,9 @@ class Timings:
     retry_seconds: float = 2.0
     """Interval between two attempts to take the Lease."""
     workers: int = 4
-    """Services that are reconciled at a time."""
+    """Maximum number of services that are reconciled at once."""
     model_jobs: int = 10
-    """Jobs that fetch or read models at a time."""
+    """Maximum number of concurrent Jobs that fetch or read models."""
 
     def check_timings(self) -> None:
         """Raise InvalidParameter for a value that is out of its range."""
@@ -69,7 +69,8 @@ class OperatorSettings(TracingConfig, Timings):
     namespaces: tuple[str, ...] = setting(
         (), "Namespaces to serve; repeatable. Default: the whole cluster."
     )
-    own_namespace: str = setting("", "Namespace of the operator itself, for its Lease.")
+    own_namespace: str = ""
+    """Namespace of the operator itself, for its Lease, by ENV_POD_NAMESPACE."""
     worker_image: str = setting(
         f"{IMAGES}/tandem-worker:0.1.0", "Image of workers, if a service names none."
     )
@@ -84,12 +85,8 @@ class OperatorSettings(TracingConfig, Timings):
         "Pull secret of services that name none; repeatable. It must exist in each service's "
         "namespace.",
     )
-    pod_host: str = setting(
-        "",
-        "Address on which pods listen: `::` if they have IPv6 addresses. Default: the family "
-        "of the API server's address.",
-        choices=("", ANY_4, ANY_6),
-    )
+    pod_host: str = ""
+    """Address on which pods listen, by the family of the API server's address."""
     metrics_namespace: str = setting(
         "", "Namespace that may scrape worker metrics. Default: the operator's."
     )

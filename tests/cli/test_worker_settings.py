@@ -6,10 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from tandem.engine.config import EngineConfig
 from tandem.hub import prepare
 
 pytestmark = pytest.mark.full
@@ -94,3 +98,22 @@ def test_offline_a_revision_of_a_hub_id_is_what_is_loaded(home: Path):
     )
     tagged = home / "hub" / "models--org--x" / "snapshots" / TAGGED
     assert said(home, ask)[-1] == prepare(str(tagged)).fingerprint
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_an_engine_of_a_worker_has_a_bound_of_its_queue(
+    role: str, smollm2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program's own engine (LLM) has none."""
+    command = import_module(f"tandem.cli.serve.{role}")
+    made: list[EngineConfig] = []
+    worker = SimpleNamespace(run=lambda config, *_: made.append(config))
+    monkeypatch.setitem(sys.modules, f"tandem.{role}.worker", worker)
+    monkeypatch.setattr(import_module(f"tandem.{role}"), "worker", worker, raising=False)
+    for name in ("set_up_logging", "dump_on_signal", "spin_briefly"):
+        monkeypatch.setattr(command, name, lambda *_: None)
+    monkeypatch.setattr(command, "loading", nullcontext)
+    command.run(["--model", str(smollm2), "--device", "cpu"])
+    (scheduler,) = (each.scheduler for each in made)
+    assert (scheduler.max_num_queued_reqs, scheduler.max_num_queued_tokens) == (8_192, 64_000_000)
+    assert EngineConfig.of(smollm2, device="cpu").scheduler.max_num_queued_reqs is None

@@ -27,7 +27,7 @@ AGAIN = 4
 SHORT = (18, 16, 14, 12, 9, 6, 3)
 """Rows of 71 to 21 tokens: 23 blocks of 16, and 14 more when each has got ``GROWN`` tokens."""
 GROWN = 32
-TIGHT = ["--num-gpu-blocks-override", "16", "--watermark", "0", "--max-model-len", "256"]
+TIGHT = ["--num-gpu-blocks-override", "16", "--max-model-len", "256"]
 """Three or four of ``SHORT`` begin in these blocks, and each wants 2 more for ``GROWN`` tokens:
 there are preemptions also where prompts come slowly, one after the other."""
 
@@ -37,7 +37,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "aggregated, chunks of 64": {**AGGREGATED, "worker_flags": ["--max-num-batched-tokens", "64"]},
     "aggregated, preempted": {
         **AGGREGATED,
-        "worker_flags": ["--num-gpu-blocks-override", "210", "--watermark", "0"],
+        "worker_flags": ["--num-gpu-blocks-override", "210"],
     },
     "pair": {},
     "pair, chunks of 64, shm": {
@@ -45,7 +45,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     },
     "pair, chunks of 256": {"worker_flags": ["--max-num-batched-tokens", "256"]},
     "pair, blocks of 64": {"worker_flags": ["--block-size", "64"]},
-    "pair, preempted": {"worker_flags": ["--num-gpu-blocks-override", "210", "--watermark", "0"]},
+    "pair, preempted": {"worker_flags": ["--num-gpu-blocks-override", "210"]},
     "two of each, chunks of 64, shm": {
         "prefill": 2,
         "decode": 2,

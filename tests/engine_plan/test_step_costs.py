@@ -86,13 +86,3 @@ def test_the_peak_is_a_series_where_there_is_one(name: str, there: float | None)
     metrics = EngineMetrics(registry, model_name="tiny", max_model_len=10)
     metrics.set_device(name)
     assert value(registry, "tandem:device_peak_bytes_per_second") == there
-
-
-@pytest.mark.parametrize(("name", "memory"), [("NVIDIA H200", 4.8e12), ("", None)])
-def test_a_stated_peak_is_shown_before_that_of_the_name(name: str, memory: float | None) -> None:
-    """Each by itself: what is not stated stays the data sheet's, or is not there."""
-    registry = CollectorRegistry()
-    metrics = EngineMetrics(registry, model_name="tiny", max_model_len=10)
-    metrics.set_device(name, flops=5e10)
-    assert value(registry, "tandem:device_peak_flops_per_second") == 5e10
-    assert value(registry, "tandem:device_peak_bytes_per_second") == memory

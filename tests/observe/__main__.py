@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.kvtransfer.agent.agent_process import Agent
 from tests.observe import operators, report
-from tests.observe.asked import PEAK, PULLING, ROUTERS, asking, everything
+from tests.observe.asked import PULLING, ROUTERS, asking, everything
 from tests.observe.operator_faults import Ground, end_again_and_again
 from tests.observe.prometheus import Prometheus, Target
 from tests.waiting import wait_for
@@ -73,7 +73,7 @@ def observe(folder: Path, options: argparse.Namespace, open_: ExitStack) -> repo
                 folder / f"{service}.log",
                 prefill=options.prefill,
                 decode=options.decode,
-                worker_flags=[*WORKERS, *PEAK, *extra],
+                worker_flags=[*WORKERS, *extra],
                 router_flags=flags,
             )
         )

@@ -10,8 +10,6 @@ from tests.observe import judge, picture, report
 from tests.observe.prometheus import Prometheus
 from tests.screens.load import loaded, own, shared
 
-PEAK = ["--device-peak-flops", "1e11", "--device-peak-bytes-per-second", "2e10"]
-"""A CPU has no data sheet here: about what two cores of a server do."""
 ROUTERS = {
     "observed": [],
     "elastic": ["--no-strict-handoff"],

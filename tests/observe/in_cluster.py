@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from scripts.rules import chart, promtool
 from tests.observe import report
-from tests.observe.asked import PEAK, PULLING, ROUTERS, asking, everything
+from tests.observe.asked import PULLING, ROUTERS, asking, everything
 from tests.observe.prometheus import EVERY, Prometheus
 from tests.waiting import wait_for
 
@@ -33,7 +33,6 @@ NAMESPACE, SERVICES = "monitoring", "observed"
 PORT, NODE_PORT = 9090, 30990
 UP_SECONDS = 180.0
 WORKERS = ["--device", "cpu", "--num-gpu-blocks-override", "400", "--kv-offloading-size", "0.1"]
-WORKERS += PEAK
 _KEPT = {
     "namespace": "__meta_kubernetes_namespace",
     "pod": "__meta_kubernetes_pod_name",

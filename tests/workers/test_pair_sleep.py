@@ -89,7 +89,7 @@ def test_a_sleeping_decode_worker_gives_its_landing_slots_back(tmp_path: Path) -
     agent = Running(tmp_path)
     sizes: dict[str, Any] = {
         "kv_slot_bytes": 8 << 20,
-        "kv_receive_slots": 4,
+        "kv_slots": 4,
         "kv_slots_per_peer": 4,
     }
     pair = Pair("shm", kv_node_folder=str(tmp_path), kv_node_copy="agent", **sizes)

@@ -245,23 +245,15 @@ class EngineMetrics:
         )
         info.labels(**labels).set(1)
 
-    def set_device(
-        self, name: str, *, flops: float | None = None, bytes_per_s: float | None = None
-    ) -> None:
-        """Set the device's peak rates: the stated ones, else those of its data sheet. An unknown
-        rate has no series."""
+    def set_device(self, name: str) -> None:
+        """Set the peak rates of the device's data sheet. An unknown device has no series."""
         known = peak_of(name)
-        if known is not None:
-            flops = known.flops if flops is None else flops
-            bytes_per_s = known.bytes_per_s if bytes_per_s is None else bytes_per_s
-        if flops is not None:
-            text = "Peak 16-bit operations per second of the device, by setting or data sheet."
-            self._gauge("tandem:device_peak_flops_per_second", text).set(flops)
-        if bytes_per_s is not None:
-            text = (
-                "Peak memory bandwidth of the device in bytes per second, by setting or data sheet."
-            )
-            self._gauge("tandem:device_peak_bytes_per_second", text).set(bytes_per_s)
+        if known is None:
+            return
+        text = "Peak 16-bit operations per second of the device, by its data sheet."
+        self._gauge("tandem:device_peak_flops_per_second", text).set(known.flops)
+        text = "Peak memory bandwidth of the device in bytes per second, by its data sheet."
+        self._gauge("tandem:device_peak_bytes_per_second", text).set(known.bytes_per_s)
 
     def show_offload(self, tier: OffloadConnector) -> None:
         register(self._registry, tier, self._labels)

@@ -36,8 +36,11 @@ class KVTransferConfig:
     kv_slot_bytes: int | None = None
     """Size of a slot; None: 128 MiB in GPU memory, 4 MiB in host memory, 32 MiB there for blocks of
     a GPU."""
-    kv_send_slots: int = setting(16, "Send slots of a worker that exports KV.", unit="slots")
-    kv_receive_slots: int = setting(16, "Receive slots of a worker that imports KV.", unit="slots")
+    kv_slots: int = setting(
+        16,
+        "Slots of a worker that sends or receives KV, of each kind. Fewer take less GPU memory.",
+        unit="slots",
+    )
     kv_slots_per_peer: int = 8
     """Slots of either kind that one peer may hold."""
     kv_credits: int | None = None
@@ -139,7 +142,7 @@ class KVTransferConfig:
             raise InvalidParameter("kv_wire_dtype", self.kv_wire_dtype, allowed)
         check_optional_integer("kv_slot_bytes", self.kv_slot_bytes, MIN_SLOT_BYTES)
         check_optional_integer("kv_credits", self.kv_credits, 1)
-        for name in ("kv_send_slots", "kv_receive_slots", "kv_slots_per_peer"):
+        for name in ("kv_slots", "kv_slots_per_peer"):
             check_integer(name, getattr(self, name), 1)
         check_integer("kv_probe_bytes", self.kv_probe_bytes, 64)
         for name in ("kv_control_port", "kv_data_port"):

@@ -14,7 +14,6 @@ from tandem.base.settings import (
 from tandem.engine.config.model import DTYPES
 from tandem.protocol.errors import InvalidParameter
 
-MOST_PER_SECOND = 1e18
 """Upper bound of a device's stated operations or bytes a second."""
 
 
@@ -34,24 +33,12 @@ class GPUConfig:
         "largest step.",
         unit="tokens",
     )
-    device_peak_flops: float | None = setting(
-        None,
-        "Peak operations per second of the device, for MFU. Default: its data sheet, if known.",
-    )
-    device_peak_bytes_per_second: float | None = setting(
-        None,
-        "Peak memory bandwidth of the device in bytes per second, for MBU. Default: its data "
-        "sheet, if known.",
-    )
 
     def __post_init__(self) -> None:
         check_choices(self)
         check_flag("enforce_eager", self.enforce_eager)
         if self.max_cudagraph_capture_size is not None:
             check_integer("max_cudagraph_capture_size", self.max_cudagraph_capture_size, 1)
-        for name in ("device_peak_flops", "device_peak_bytes_per_second"):
-            if (value := getattr(self, name)) is not None:
-                check_positive(name, value, MOST_PER_SECOND)
 
 
 BLOCK_SIZES = (16, 32, 64, 128, 256)

@@ -62,7 +62,7 @@ class ModelConfig:
     )
     enable_prompt_embeds: bool = setting(
         False,
-        "Accept prompts as embeddings (prompt_embeds). The router requires the same flag.",
+        "Accept prompts as embeddings (prompt_embeds). ",
     )
     max_held_embeds_bytes: int = 1 << 30
     """Bytes of prompts of embeddings that wait or run, together; beyond it a request is refused,

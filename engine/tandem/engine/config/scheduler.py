@@ -72,25 +72,16 @@ class SchedulerConfig:
         "fcfs: by arrival. priority: by the request's priority (lower first), then arrival.",
         choices=("fcfs", "priority"),
     )
-    max_num_queued_reqs: int | None = setting(
-        None,
-        "Maximum number of requests that wait for their first step; more are refused. Default: "
-        "no limit.",
-        unit="requests",
-    )
-    max_num_queued_tokens: int | None = setting(
-        None,
-        "Maximum number of prompt tokens that wait for their first step; more are refused. "
-        "Default: no limit.",
-        unit="tokens",
-    )
+    max_num_queued_reqs: int | None = None
+    """Requests that wait for their first step; more are refused. None: no limit. Workers have
+    QUEUE_LIMITS."""
+    max_num_queued_tokens: int | None = None
+    """Prompt tokens that wait for their first step; more are refused. None: no limit."""
     replay_check_tokens: int = 16
     """Emitted tokens of a resumed request, the last ones, that are sampled again and compared
     (tandem:resume_replayed_tokens_total). The emitted tokens stand in any case."""
-    watermark: float = setting(
-        0.01,
-        "Share of the blocks kept free when a request is admitted, to avoid preemptions.",
-    )
+    watermark: float = 0.01
+    """Share of the blocks kept free when a request is admitted, to avoid preemptions."""
     async_scheduling: bool = setting(
         False,
         "Launch a step before the results of the previous one are read. Default on GPUs: true.",

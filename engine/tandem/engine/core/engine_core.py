@@ -178,11 +178,7 @@ class EngineCore:
         if metrics is not None:
             self._stats.put(PrometheusStatLogger(metrics))
             metrics.set_cache_info(config.cache, capacity.num_blocks, group.block_size)
-            metrics.set_device(
-                capacity.device_name,
-                flops=config.gpu.device_peak_flops,
-                bytes_per_s=config.gpu.device_peak_bytes_per_second,
-            )
+            metrics.set_device(capacity.device_name)
             if self._offload is not None:
                 metrics.show_offload(self._offload)
         self._depth = 2 if config.scheduler.async_scheduling else 1

@@ -185,7 +185,7 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
     def __init__(self, parts: MoverParts) -> None:
         super().__init__(parts)
         config = parts.config
-        count = config.kv_receive_slots
+        count = config.kv_slots
         self._slots = slots_for(config, count, parts.kv_cache, parts.transports)
         self.memory, sizes = self._slots.memory, self._slots.sizes
         policy = ConsumerPolicy(

@@ -179,7 +179,7 @@ def sized_slots(
     except (torch.OutOfMemoryError, DeviceFullError) as error:
         mib = (count + spare) * sizes.slot_bytes >> 20
         text = f"no room for {count + spare} slots, {mib} MiB of GPU memory"
-        lower = "lower --kv-send-slots, --kv-receive-slots or --gpu-memory-utilization"
+        lower = "lower --kv-slots or --gpu-memory-utilization"
         raise TransportError(f"{text}: {lower}") from error
 
 

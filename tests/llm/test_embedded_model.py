@@ -62,5 +62,5 @@ def test_options_that_users_of_vllm_give(smollm2: Path, caplog: pytest.LogCaptur
     assert [output.prompt for output in outputs] == prompts
     assert all(isinstance(output.outputs[0].text, str) for output in outputs)
     assert [each.message for each in caplog.records if "trust_remote_code" in each.message] == [
-        "LLM(trust_remote_code=...) has no effect: no model's own code is ever run"
+        "LLM(trust_remote_code=...) has no effect: a model's own code is not run"
     ]

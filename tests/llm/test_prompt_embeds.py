@@ -59,7 +59,7 @@ def test_halves(llm: LLM, smollm2: Path, dtype: torch.dtype) -> None:
         (torch.zeros(3, 5), "576 values each"),
         (torch.zeros(576), r"\[positions, hidden_size\]"),
         (torch.zeros(3, 576, dtype=torch.float64), "float32, float16, bfloat16"),
-        (torch.zeros(0, 576), "one vector or more"),
+        (torch.zeros(0, 576), "one whole vector or more"),
         (torch.full((3, 576), torch.nan), "finite values"),
         (torch.zeros(3, 576).to_sparse(), "dense"),
         (b"no tensor", "one tensor in a safetensors file"),

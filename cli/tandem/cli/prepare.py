@@ -1,4 +1,4 @@
-"""`tandem prepare`: reads or fetches a model, and reports what it is as one line of JSON."""
+"""`tandem prepare`: reads or fetches a model, and reports its facts as one line of JSON."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class StepSize(NamedTuple):
     chunk_tokens: int
     """Tokens of all rows of prompts."""
     chunks: int
-    """Most rows of prompts."""
+    """Maximum rows of prompts."""
 
 
 @dataclass(frozen=True, slots=True)

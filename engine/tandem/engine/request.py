@@ -61,7 +61,7 @@ class Gate(Protocol):
 
     @property
     def is_preparing(self) -> bool:
-        """Return whether the gate prepares what all requests share: this wait is not charged."""
+        """Return whether the gate prepares a resource of all requests. This wait is not charged."""
         ...
 
     def asks(self, source: EngineCoreRequest) -> bool:
@@ -147,7 +147,7 @@ class TokenConstraint(Protocol):
         ...
 
     def drop(self) -> object:
-        """End with the request; return what is left for the gate."""
+        """End with the request; return the resources that the gate keeps."""
         ...
 
     def refusal(self, words: str) -> Refusal: ...
@@ -288,7 +288,7 @@ class Request:
         self.num_preemptions, self.preempted_for_tenant = 0, False
         self.state = RequestState.WAITING
         self.on_rank = False
-        """Whether the ranks hold a row of it."""
+        """Whether the ranks have a row for the sequence."""
         self.remote_done = False
         """Whether the connector has given its final answer."""
         self.prompt_logprobs: list[TokenLogprobs | None] | None = (

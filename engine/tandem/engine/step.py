@@ -104,7 +104,7 @@ class SpecTokens(msgspec.Struct, frozen=True, gc=False):
     draft_token_ids: tuple[int, ...]
     """Tokens of the row's last positions, at least one."""
     forced: bool = False
-    """True: emitted tokens that stay, whatever is sampled. False: proposals, which follow the last
+    """True: emitted tokens, which are kept in any case. False: proposals, which follow the last
     known token."""
 
     def kept(self, sampled: Sequence[int]) -> tuple[int, ...]:

@@ -63,7 +63,7 @@ WAIT_POLICY = "OMP_WAIT_POLICY"
 SPIN_COUNT = "GOMP_SPINCOUNT"
 _SPINS = "1000"
 FEW_TOKENS = 4
-"""Most tokens of a step that runs on one thread."""
+"""Maximum tokens of a step that runs on one thread."""
 
 
 def spin_briefly() -> None:

@@ -24,7 +24,7 @@ STRAY = 3.0
 RIDGE = 1e-3
 """Share of the contexts' variance that is added to it, so that a slope without evidence is 0."""
 LEAST_SHARE = 0.1
-"""Least share of a step's time that is due to its size."""
+"""Minimum share of a step's time that is due to its size."""
 
 
 class _Step(NamedTuple):
@@ -278,14 +278,14 @@ class MeasuredSteps:
     def __init__(self) -> None:
         self._decode = StepClasses()
         self._inferred = StepClasses()
-        """Decode times inferred from steps of both, until a step of decodes alone was made."""
+        """Decode times inferred from steps of both, until a step with decodes only is measured."""
         self._prompt = StepClasses()
         self._beside = StepClasses()
         """Times of prompts with decodes; only their largest classes are forgotten."""
         self._margin = Margin()
         self._stale = 0
         self.decode_steps: StepTimes = ()
-        """Seconds of steps of decodes alone, without the cost of their contexts."""
+        """Seconds of steps with decodes only, without the cost of their contexts."""
         self.context_s = 0.0
         self.prompt_steps: StepTimes = ()
         """Seconds of prompt tokens at a prompt's start, alone or with decodes."""
@@ -352,7 +352,7 @@ class MeasuredSteps:
         return self._margin.ratio
 
     def decode_seconds(self, decode_batch: DecodeBatch) -> float:
-        """Return the seconds of a step of these decodes alone; 0 while unknown."""
+        """Return the seconds of a step with these decodes only; 0 while unknown."""
         return decode_batch_seconds(self.decode_steps, self.context_s, decode_batch)
 
     def prompt_tokens_within(self, decode_batch: DecodeBatch, seconds: float, most: int) -> int:

@@ -47,7 +47,7 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class HubRepo:
-    """A repository on the hub, or one GGUF file of it."""
+    """A repository on the hub, or one GGUF file in a repository."""
 
     repo_id: str
     file: str | None = None

@@ -16,7 +16,7 @@ from tandem.kvtransfer.errors import TransportError
 
 RESOLVE_SECONDS = 5.0
 MAX_LOOKUPS = 16
-"""Names that are looked up at a time, including hung lookups."""
+"""Maximum number of concurrent lookups, including those that hang."""
 
 Address = tuple[socket.AddressFamily, tuple[object, ...]]
 GetAddrInfo = Callable[[str, int], Address]

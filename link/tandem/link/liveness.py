@@ -28,7 +28,7 @@ class LinkTimes:
 class Liveness:
     """Clocks of one link."""
 
-    __slots__ = ("_received_at", "_last", "_moved", "_times")
+    __slots__ = ("_last", "_moved", "_received_at", "_times")
 
     def __init__(self, times: LinkTimes, now: float = 0.0) -> None:
         self._times = times
@@ -40,7 +40,7 @@ class Liveness:
         self._last = Beat()
 
     def overslept(self, seconds: float) -> None:
-        """Add time in which the caller itself stood still."""
+        """Exclude a stall of the caller from the peer's silence."""
         self._received_at += seconds
         self._moved += seconds
 

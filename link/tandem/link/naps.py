@@ -10,7 +10,7 @@ from functools import cache
 
 _PR_SET_TIMERSLACK = 29
 SWITCH_SECONDS = 0.0005
-"""Longest time for which a computing thread keeps the interpreter from a thread that woke."""
+"""Maximum time for which a computing thread keeps the interpreter from a thread that woke."""
 
 
 class _Watched(ctypes.Structure):

@@ -311,7 +311,7 @@ class AsyncLLM(Texts):
         options: InputOptions | None = None,
         param: str = "prompt",
     ) -> None:
-        """Raise what ``prepare`` would, as far as a cheap check finds it.
+        """Raise the errors of ``prepare`` that a cheap check can find.
 
         Errors name the prompt ``param``.
         """
@@ -461,7 +461,7 @@ class AsyncLLM(Texts):
     async def check_pooling(
         self, prompts: Sequence[PromptLike], params: PoolingParams | None, names: Sequence[str]
     ) -> None:
-        """Raise what ``prepare_all_pooling`` would, except errors found by tokenizing."""
+        """Raise the errors of ``prepare_all_pooling`` that are found without tokenizing."""
         inputs, _ = await self._pooling(params)
 
         def check() -> None:

@@ -86,7 +86,7 @@ class SamplingParams(
 
     _filled = ("bad_words_token_ids", "thinking")
     max_tokens: int | None = DEFAULT_MAX_TOKENS
-    """Most tokens to emit; None is the rest of the context."""
+    """Maximum tokens to emit; None is the rest of the context."""
     stop: Any = ()
     """A text that ends the output, or several."""
     stop_token_ids: Any = ()

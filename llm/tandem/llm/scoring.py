@@ -43,7 +43,7 @@ Pool = Callable[[Sequence[PreparedRequest]], Awaitable[list[PooledRequestOutput]
 """Function that returns the outputs of prepared requests, in order."""
 
 QUERIES_AT_ONCE = 32
-"""Queries of one call that workers keep at a time."""
+"""Maximum number of queries of one call that workers keep at once."""
 MOST_ROUNDS = 4
 """Maximum requests for a document until its query is found."""
 

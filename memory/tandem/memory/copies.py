@@ -93,7 +93,7 @@ def _copy_batch(
 
 FIRST_BYTES = 40 << 20
 MORE_BYTES = 288 << 20
-"""Most bytes of ranges in each further call of the driver."""
+"""Maximum bytes of ranges in each further call of the driver."""
 _NOT_READY = 600
 """CUDA_ERROR_NOT_READY."""
 

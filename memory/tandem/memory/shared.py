@@ -84,12 +84,12 @@ class SharedMemory:
         return os.dup(self.descriptor)
 
     def map(self, *, writable: bool = True) -> mmap.mmap:
-        """Map all of it as long as a reference exists."""
+        """Map the whole memory. It stays mapped as long as a reference exists."""
         access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         return mmap.mmap(self.descriptor, self.size, prot=access)
 
     def tensor(self) -> Tensor:
-        """Return all of it as a flat uint8 tensor, mapped as long as the tensor lives."""
+        """Return the whole memory as a flat uint8 tensor, mapped as long as the tensor exists."""
         import torch
 
         return torch.frombuffer(self.map(), dtype=torch.uint8)

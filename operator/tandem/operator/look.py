@@ -1,4 +1,4 @@
-"""The record of one look at a service: its reasons, phases and calls.
+"""The record of one reconcile pass of a service: its reasons, phases and calls.
 
 The caller makes a ``LookRecord`` current in its thread; other code enters phases.
 ``reconcile.traced`` makes spans of records.
@@ -15,14 +15,14 @@ from enum import StrEnum
 
 Key = tuple[str, str]
 Beside = Callable[[Key, Iterable[str]], AbstractContextManager[None]]
-"""Context of work for a service outside looks, given service and reasons."""
+"""Context of work for a service outside passes, given service and reasons."""
 MAX_CALLS = 256
-"""Maximum recorded calls of a look; further ones are counted."""
+"""Maximum recorded calls of a pass; further ones are counted."""
 READS = frozenset({"GET"})
 
 
 class Trigger(StrEnum):
-    """Reasons for a look."""
+    """Reasons for a pass."""
 
     SERVICE = "service changed"
     CHILD = "child changed"
@@ -37,14 +37,14 @@ class Trigger(StrEnum):
 
 @dataclass(slots=True)
 class Phase:
-    """Phase of a look, in seconds of the monotonic clock."""
+    """Phase of a pass, in seconds of the monotonic clock."""
 
     name: str
     begin: float
     end: float | None = None
     """None while it lasts."""
     failure: str | None = None
-    """Error in the phase, even if the look continued."""
+    """Error in the phase, even if the pass continued."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -142,7 +142,7 @@ def recording(record: LookRecord) -> Iterator[None]:
 
 
 def enter(phase: str) -> None:
-    """Begin the current look's next phase."""
+    """Begin the next phase of the current pass."""
     record = _CURRENT.get()
     if record is not None:
         record.enter(phase)
@@ -156,7 +156,7 @@ def met(error: BaseException) -> None:
 
 
 def saw(generation: int) -> None:
-    """Record the generation of the spec of the current look."""
+    """Record the generation of the spec of the current pass."""
     record = _CURRENT.get()
     if record is not None:
         record.generation = generation

@@ -34,7 +34,7 @@ class Restarts:
     def __init__(self) -> None:
         self._since = time.time()
         self._has_looked = False
-        """Whether a look has found a pod."""
+        """Whether a pass has found a pod."""
         self._seen: OrderedDict[_Container, int] = OrderedDict()
         self._totals: Counter[Total] = Counter()
         self._lock = threading.Lock()

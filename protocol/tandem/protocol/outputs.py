@@ -160,7 +160,7 @@ class Refused(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Failed(msgspec.Struct, array_like=True, frozen=True):
-    """The attempt ended here; the worker holds nothing more of it."""
+    """Failure of an attempt; the worker has released its blocks."""
 
     request: str
     attempt: int

@@ -318,9 +318,9 @@ class ToldOnce:
     """A watcher of pods that has found two, and sees nothing change."""
 
     def __init__(
-        self, _: object, *, told: Callable[[kubernetes.Found], None], **__: object
+        self, _: object, *, on_change: Callable[[kubernetes.Found], None], **__: object
     ) -> None:
-        self._told = told
+        self._told = on_change
 
     def start(self) -> None:
         pods = [PodFacts(each, "", f"{each}:1", NO_NOTE) for each in ("name", "alias")]

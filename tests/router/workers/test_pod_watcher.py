@@ -43,7 +43,7 @@ class Watched:
             api,
             namespace="default",
             selector=SELECTOR,
-            told=self._told,
+            on_change=self._told,
             counter=self.counter,
             **settings,
         )

@@ -231,7 +231,7 @@ class InputOptions:
     cache_salt: str | None = None
     """Salt of block hashes: only requests with the same salt share cached prefixes."""
     default_max_tokens: int | None = None
-    """Default of ``max_tokens``, at least ``min_tokens``. None is what the context holds."""
+    """Default of ``max_tokens``, at least ``min_tokens``. None: the rest of the context."""
     adapter: str | None = None
     priority: int = 0
     """Priority; lower values are scheduled first."""

@@ -86,7 +86,7 @@ class OpenSpan:
 
 
 class Spans:
-    """Spans of a process; ``close`` sends what is left."""
+    """Spans of a process. ``close`` sends the remaining ones."""
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from tandem.protocol.outputs import BlockEvents
 PART_BLOCKS = 4_096
 """Blocks of one part: 74 kB."""
 PAUSE_SECONDS = 0.025
-"""Least pause between two parts, which leaves the router time for its streams."""
+"""Minimum pause between two parts, which leaves the router time for its streams."""
 
 
 class Cache(Protocol):

@@ -259,9 +259,9 @@ def _write_handoff(whole: OpenSpan, book: NoteBook, offset: float) -> None:
 logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 1.0
-"""Longest wait of an idle loop, after which it checks deadlines."""
+"""Maximum wait of an idle loop, after which it checks deadlines."""
 PARKED_SECONDS = 0.05
-"""Longest wait while requests wait for what may not wake the loop."""
+"""Maximum wait while requests wait for what may not wake the loop."""
 LOAD_SECONDS = 0.2
 
 

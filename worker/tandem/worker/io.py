@@ -183,7 +183,7 @@ STAND_BY_SECONDS = 0.05
 
 
 class IOThread(threading.Thread):
-    """I/O thread; ``stop`` sends what is queued and joins."""
+    """I/O thread. ``stop`` sends queued messages and joins the thread."""
 
     def __init__(
         self,
@@ -235,7 +235,7 @@ class IOThread(threading.Thread):
         self._outbox.add((router, message))
 
     def flush(self) -> None:
-        """Write what is queued to the socket in this thread; never wait for a router."""
+        """Write queued messages to the socket in this thread; never wait for a router."""
         with self._lock:
             if self._closed:
                 return
@@ -279,7 +279,7 @@ class IOThread(threading.Thread):
             self._left.set()
 
     def stop(self, timeout: float = 2.0) -> None:
-        """Send what is queued, close the socket, join. Not while the step loop attends."""
+        """Send queued messages, close the socket and join. Not while the step loop attends."""
         self._stopping.set()
         self.ring()
         self.join(timeout)

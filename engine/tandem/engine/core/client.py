@@ -32,7 +32,7 @@ from tandem.protocol.requests import EngineCoreRequest
 logger = logging.getLogger(__name__)
 
 PARKED_SECONDS = 0.05
-"""Sleep of the thread while requests wait for what may not wake it, in seconds."""
+"""Interval of polling while requests wait for events that do not wake the thread, in seconds."""
 CALL_SECONDS = 60.0
 """Deadline of a command; a step may precede it."""
 JOIN_SECONDS = 30.0

@@ -51,7 +51,7 @@ SEND_SECONDS = 600.0
 """Seconds after which an engine that does not take a result has hung."""
 
 STOP_SECONDS = 10.0
-"""Longest wait for a step after the channel closed."""
+"""Maximum wait for a step after the channel closed."""
 
 
 class Rank:

@@ -11,7 +11,7 @@ from tandem.engine.quant.fp8 import FP8Method
 from tandem.protocol.errors import InvalidParameter
 
 FP8_CAPABILITY = (8, 9)
-"""Least compute capability with e4m3."""
+"""Minimum compute capability with e4m3."""
 
 
 def select_method(device: torch.device, dtype: torch.dtype) -> PlainMethod:

@@ -217,7 +217,7 @@ class SamplingBatch:
         return rules if rules is not None and rules.applies(position) else None
 
     def edits(self, row: int, position: int) -> bool:
-        """Return whether anything edits the row's logits before the choice at this position."""
+        """Return whether a rule edits the row's logits before the choice at this position."""
         if self.processors is not None and self.processors.asks(row, keeps_argmax=False):
             return True
         return row in self.masks or self.rules_at(row, position) is not None

@@ -20,7 +20,7 @@ from tandem.engine.sample.transfer import counting, index_on, on_device
 from tandem.kernels.sampling import keep_bits
 
 FEW = 256
-"""Most ids that are copied to the device in each step; more are copied once, as bits."""
+"""Maximum ids that are copied to the device in each step; more are copied once, as bits."""
 
 
 class AllowedTokens:
@@ -52,7 +52,7 @@ class AllowedTokens:
 STAGES = 3
 """Steps whose memory may be in use: two in flight, one being written."""
 PART = 64
-"""Rows that are handled at a time, which bounds the memory of copies."""
+"""Rows per pass, which bounds the memory of copies."""
 
 
 @dataclass(frozen=True, slots=True)

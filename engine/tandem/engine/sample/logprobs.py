@@ -13,7 +13,7 @@ from tandem.kernels.sampling import score_tokens
 from tandem.protocol.outputs import TokenLogprobs
 
 PART = 32
-"""Rows that are scored at a time, which bounds the copies of the logits."""
+"""Rows scored per pass, which bounds the copies of the logits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ _SEED_STEP = 0x9E3779B97F4A7C15
 """Odd number near 2**64 over the golden ratio, whose multiples spread over all seeds."""
 
 MAX_PROMPT_LOGPROBS_BYTES = 48 << 20
-"""Most bytes of one request's prompt logprobs, which are sent in one frame of at most 64 MiB."""
+"""Maximum bytes of one request's prompt logprobs, which are sent in one frame of at most 64 MiB."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ class KVConnector(Protocol):
         ...
 
     def has_pending(self) -> bool:
-        """Return whether anything is promised or in transfer, which keeps the step loop awake."""
+        """Return whether a promise or transfer is open, which keeps the step loop awake."""
         ...
 
 

@@ -17,7 +17,7 @@ from tandem.engine.step import SeqId, StepRow, TokenMasks
 from tandem.protocol.errors import Refusal, TandemError
 
 MOST_DRAFTS = 128
-"""Most drafts in one step, forced ones included: each has a row of logits."""
+"""Maximum drafts in one step, forced ones included: each has a row of logits."""
 
 
 class Held(NamedTuple):

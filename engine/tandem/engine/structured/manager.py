@@ -29,7 +29,7 @@ from tandem.protocol.structured import BACKENDS, StructuredOutputsParams
 logger = logging.getLogger(__name__)
 
 COMPILE_SECONDS = 10.0
-"""Most seconds to wait for the turn to compile, and then for the compile."""
+"""Maximum seconds to wait for the turn to compile, and then for the compile."""
 MAX_GRAMMARS = 32
 """Unused compiled grammars that are kept."""
 _CLOSED = "the engine is closed"

@@ -56,7 +56,7 @@ class InputBatch:
 
     block_size: int
     capacity: int
-    """Most sequences: the scheduler's ``max_num_seqs``."""
+    """Maximum sequences: the scheduler's ``max_num_seqs``."""
     longest: int = 256
     """Initial tokens of each row; more require a slow copy of all rows. Unused pages take no
     memory."""

@@ -103,7 +103,7 @@ class StepRows:
 Fit = Callable[[StepShape], StepShape | None]
 """Function that returns the graph's shape to pad a step to; None: no padding."""
 FEW_CHUNKS = 4
-"""Most chunks that are written one by one, by slices, which is faster than by index."""
+"""Maximum chunks that are written one by one, by slices, which is faster than by index."""
 LONG_CHUNKS = 256
 """Tokens per chunk from which slices are faster for any number of chunks."""
 Numbers = Sequence[int] | NDArray[np.int64]

@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 GIB = 2**30
 _UNLIMITED = 1 << 60
-"""Least limit that means none in a cgroup v1."""
+"""Minimum limit that means none in a cgroup v1."""
 
 
 class Available(NamedTuple):

@@ -29,7 +29,7 @@ from tandem.protocol.pooling import (
 )
 
 MOST_BYTES = 64 << 20
-"""Most bytes of all kept queries; the one used longest ago is dropped first."""
+"""Maximum bytes of all kept queries; the one used longest ago is dropped first."""
 
 
 class TokenVectors(NamedTuple):

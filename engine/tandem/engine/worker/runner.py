@@ -175,7 +175,7 @@ def rules_ahead(
 
 
 PROMPT_LOGPROB_ROWS = 128
-"""Positions whose logits exist at a time while a prompt is scored."""
+"""Positions per pass over the logits while a prompt is scored, which bounds memory."""
 _NOTHING = BlockTransfers()
 
 

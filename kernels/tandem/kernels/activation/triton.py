@@ -14,7 +14,7 @@ from .triton_kernels import silu_and_mul_rows
 _silu_and_mul_rows = Launcher(silu_and_mul_rows)
 _BLOCK = 1024
 _MOST_ROWS = 65535
-"""Most rows of a grid's second dimension."""
+"""Maximum rows of a grid's second dimension."""
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:

@@ -18,9 +18,9 @@ SHORT_ROWS = 64
 """Query rows (tokens × query heads of a KV head) up to which a chunk is attended as decodes are, by
 a kernel for each power of two of rows."""
 LEAST_DIM = 16
-"""Least head size that matrix units multiply."""
+"""Minimum head size that matrix units multiply."""
 MOST_BYTES = 512
-"""Most bytes of a head: 256 numbers in 16 bits, 128 in float32."""
+"""Maximum bytes of a head: 256 numbers in 16 bits, 128 in float32."""
 FEW_PAIRS = 64
 """Number of (sequence, KV head) pairs below which Triton's decode kernel has another launch."""
 

@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 from . import BLOCK
 
 STRIP = 8 * BLOCK
-"""Outputs whose weights are in x's type at a time."""
+"""Outputs per pass: their weights are converted to x's type."""
 
 
 def fp8_linear(

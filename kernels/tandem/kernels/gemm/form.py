@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 ROW_CLASSES = (1, 16, 32, 64, 128)
-"""Most rows of each class of sizes in the tables."""
+"""Maximum rows of each class of sizes in the tables."""
 
 
 class Kind(StrEnum):
@@ -25,7 +25,7 @@ class Form:
     outputs: int
     """Outputs of a program."""
     inner: int
-    """Part of the inner dimension that is taken at a time."""
+    """Elements of the inner dimension in one iteration."""
     split: int = 1
     """Programs that share the inner dimension."""
     stages: int = 3

@@ -24,7 +24,7 @@ PARTIAL_BYTES = 32 << 20
 """Bytes of the partial sums of split products."""
 _COUNTERS = 1 << 14
 MOST_ROWS = 64
-"""Most rows of the plain kernels; forms for Hopper take more."""
+"""Maximum rows of the plain kernels; forms for Hopper take more."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:

@@ -20,7 +20,7 @@ from triton.runtime.jit import JITFunction
 from tandem.kernels.launch.launcher import Launcher
 
 MOST = 16
-"""Most threads."""
+"""Maximum threads."""
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from triton.runtime.jit import JITFunction
 from . import raw_stream
 
 MOST = 1024
-"""Most builds that a launcher caches; beyond it the cache is emptied."""
+"""Maximum builds that a launcher caches; beyond it the cache is emptied."""
 ALIGNED = 16
 """Alignment in bytes by which Triton distinguishes pointers and numbers."""
 

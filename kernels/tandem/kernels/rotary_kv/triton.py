@@ -16,7 +16,7 @@ from .triton_kernels import rotate_heads
 
 _rotate_heads = Launcher(rotate_heads)
 _FEW_TOKENS = 128
-"""Most tokens for which a program has few heads, so that one token is spread over several."""
+"""Maximum tokens for which a program has few heads, so that one token is spread over several."""
 _FEW_HEADS, _HEADS = 8, 16
 """Heads of a program, for few tokens and for many."""
 

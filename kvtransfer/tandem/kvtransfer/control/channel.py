@@ -215,7 +215,7 @@ class Channel:
         return True
 
     def look(self) -> None:
-        """Send and receive what is queued, unless another thread does so. For the transfer
+        """Send and receive queued messages, unless another thread does so. For the transfer
         thread."""
         if self._lock.acquire(blocking=False):
             try:

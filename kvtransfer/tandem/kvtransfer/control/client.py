@@ -43,7 +43,7 @@ from tandem.protocol.messages import (
 )
 
 MAX_REMEMBERED = 256
-"""Most incarnations that are down and not in ``keep`` but still reported, and most quarantined
+"""Maximum incarnations that are down and not in ``keep`` but still reported, and most quarantined
 ones; the longest known are forgotten first."""
 
 

@@ -23,9 +23,9 @@ MAX_MESSAGE_BYTES = 2 * MAX_FIRST_BYTES
 
 Small = Annotated[int, Meta(ge=0, le=1 << 24)]
 MAX_BLOCKS = 1 << 16
-"""Most blocks of one item of one hand-off."""
+"""Maximum blocks of one item of one hand-off."""
 MAX_PULLED_BLOCKS = 1 << 15
-"""Most blocks that one OPEN requests of a peer's cache: their hashes are half of a message."""
+"""Maximum blocks that one OPEN requests of a peer's cache: their hashes are half of a message."""
 
 
 class GoneReason(StrEnum):

@@ -87,7 +87,7 @@ def header_bytes(header: Header) -> bytes:
 
 
 def read_header(data: bytes | memoryview) -> Header:
-    """Read the start of a slot. Raises WireError for anything that is not a header."""
+    """Read the header at the start of a slot. Raises WireError if it is not a valid header."""
     size = _FIELDS.size
     if len(data) < HEADER_BYTES:
         raise WireError(f"slot header of {len(data)} bytes")

@@ -115,8 +115,8 @@ def why_refused(card: ProducerCard, parts: MoverParts) -> str | None:
         ours = ", ".join(offered)
         return f"the peer chose connector {card.connector!r}; offered is {ours}"
     if not 0 < card.slot_bytes * (card.num_slots + 1) <= MOST_SLOT_BYTES:
-        said = f"{card.num_slots} slots of {card.slot_bytes} bytes"
-        return f"the peer has {said}; allowed are 1 to {MOST_SLOT_BYTES} bytes in all"
+        text = f"{card.num_slots} slots of {card.slot_bytes} bytes"
+        return f"the peer has {text}; allowed are 1 to {MOST_SLOT_BYTES} bytes in all"
     mine = tuple(str(each.kind) for each in layout.groups)
     if card.groups != mine:
         theirs = ", ".join(card.groups) or "none"

@@ -85,7 +85,7 @@ MOVE_NAP_SECONDS = 5e-5
 YIELD_SECONDS = 5e-5
 STOP_SECONDS = 10.0
 SETTLE_SECONDS = 5.0
-"""Longest wait for a device's remaining work when the thread ends."""
+"""Maximum wait for a device's remaining work when the thread ends."""
 _NAPS = ((0.05, NAP_SECONDS), (1.0, 0.001), (10.0, 0.01))
 _LONGEST_NAP = 0.05
 _LONGEST_DOZE = 0.2
@@ -179,7 +179,7 @@ class Mover(Generic[Item, Event]):
         self.control: Channel | None = None
         """Set before ``start``."""
         self._outbox: deque[Event] = deque()
-        self._told = False
+        self._has_events = False
         self._has_sent = False
         self._links: dict[Incarnation, LinkNumber] = {}
         self._active_at = self._observed_at = time.monotonic()
@@ -271,7 +271,7 @@ class Mover(Generic[Item, Event]):
         """Queue for the engine's thread and wake it."""
         self._outbox.append(event)
         self.parts.notify()
-        self._told = True
+        self._has_events = True
 
     def active(self) -> None:
         self._active_at = time.monotonic()
@@ -345,8 +345,8 @@ class Mover(Generic[Item, Event]):
     def _let_go(self) -> None:
         if self._has_sent and not self.engine_first:
             self._send()
-        if self._told:
-            self._told = False
+        if self._has_events:
+            self._has_events = False
             time.sleep(YIELD_SECONDS)
         if self._has_sent:
             self._send()

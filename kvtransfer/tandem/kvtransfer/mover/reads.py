@@ -143,9 +143,9 @@ class Unpacks:
 
 LEAST_NAP_SECONDS = 2e-5
 LOOK_SECONDS = 0.1
-"""Pause between two looks for reads that hang."""
+"""Interval of checks for reads that hang."""
 COPY_SECONDS = 0.05
-"""Longest time of a copy between GPUs of one machine."""
+"""Maximum time of a copy between GPUs of one machine."""
 
 
 class Ended(NamedTuple):

@@ -21,7 +21,7 @@ from tandem.protocol.ids import Incarnation, RequestKey
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.05
-"""Pause between two looks at what waits."""
+"""Interval of measurements of the waiting bytes."""
 SAMPLE_SECONDS = 0.5
 """Busy seconds that make one sample of a link's pace."""
 IDLE_SECONDS = 180.0
@@ -74,7 +74,7 @@ class Throughput:
         self._links: dict[Incarnation, _Link] = {}
         self._open: dict[RequestKey, _Open] = {}
         self._is_reported = True
-        """Whether the last look reported the current state."""
+        """Whether the last measurement reported the current state."""
         for phase in PHASES_OF_WAITING:  # all series from the start, for their rates
             metrics.slow.labels(phase)
         self._clock = clock

@@ -56,7 +56,7 @@ _CREDENTIALS = struct.Struct("3i")
 _SO_PEERGROUPS = 59
 """Value from asm-generic/socket.h; Python has no name for it."""
 _MAX_GROUPS = 256
-"""Most groups of a caller that are read; with more, only its own group counts."""
+"""Maximum groups of a caller that are read; with more, only its own group counts."""
 _BATCH = 64
 
 

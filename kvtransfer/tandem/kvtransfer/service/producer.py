@@ -169,7 +169,7 @@ class HandoffProducer:
 
     @property
     def max_blocks(self) -> int:
-        """Return the blocks of the largest hand-off that is ever admitted."""
+        """Return the blocks of the largest hand-off that can be admitted."""
         return min(self._quota.limit, MAX_BLOCKS) if self._only_copies else self._quota.limit
 
     def start(self) -> None:

@@ -127,7 +127,7 @@ class Traits:
     after ``poll`` has returned a terminal state."""
     max_extents: int = 1
     max_pieces: int = 1
-    """Most extents of one block if the ends' blocks differ in size; 1: such ends use another
+    """Maximum extents of one block if the ends' blocks differ in size; 1: such ends use another
     transport."""
     maps_memory: bool = False
     """Whether peers map this worker's memory, KV cache and slots."""

@@ -54,7 +54,7 @@ class NixlCard(msgspec.Struct, frozen=True, array_like=True):
     gpu: Annotated[int, Meta(ge=0)] | None = None
     """P's number of the slots' GPU; None is the host."""
     digest: bytes = b""
-    """Digest of the metadata. The library (1.5.1) refuses for good what it has refused once."""
+    """Digest of the metadata. The library (1.5.1) never accepts metadata that it has refused."""
 
 
 _cards = msgspec.msgpack.Decoder(

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 _AT_ONCE = 1 << 20
 """Bytes received from one peer before the others' turn, under the lock."""
 _STRIPE = 1 << 20
-"""Least bytes of a stripe."""
+"""Minimum bytes of a stripe."""
 _LOOKING_MS = 5
 
 Ended = tuple[Ticket, Progress]

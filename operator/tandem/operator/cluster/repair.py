@@ -1,6 +1,6 @@
-"""Immediate repair of a deleted or edited child, next to the looks at its service.
+"""Immediate repair of a deleted or edited child, in addition to the passes of its service.
 
-The manifests of the last look are still right, and their write takes two requests.
+The manifests of the last pass are still right, and their write takes two requests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _THREADS = 2
 
 
 class _Wanted(msgspec.Struct, frozen=True):
-    """Children of one service as of the last look, by kind and name."""
+    """Children of one service as of the last pass, by kind and name."""
 
     uid: str
     applied: dict[tuple[str, str], Manifest]

@@ -34,7 +34,7 @@ class KeyPlan(msgspec.Struct, frozen=True, kw_only=True):
     status: Keys
 
     def held_back(self, before: Keys) -> KeyPlan:
-        """Return the plan without ``generation``, which could not be made: the next look tries
+        """Return the plan without ``generation``, which could not be made: the next pass tries
         again.
         """
         return msgspec.structs.replace(self, status=before)

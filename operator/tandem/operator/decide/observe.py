@@ -74,7 +74,7 @@ class WorkloadView(msgspec.Struct, frozen=True, kw_only=True):
     refused: str | None
     """Reason why its pods cannot be created."""
     full_since: float | None = None
-    """Time since which a quota has no room for a pod of it."""
+    """Time since which a quota has had no room for its pods."""
     is_followed: bool = True
     """Whether its controller has seen the wanted replicas."""
 

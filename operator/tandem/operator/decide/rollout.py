@@ -115,7 +115,7 @@ def token_name(memory: RolloutStatus) -> str:
 
 
 def _progress(view: RolloutView, memory: RolloutStatus) -> RolloutStatus:
-    """Return the memory after a look: progress, canary, deadline, a full quota."""
+    """Return the memory after a pass: progress, canary, deadline, a full quota."""
     token = service_revision(memory.targets)
     ready = sum(role.of(role.target).ready for role in view.roles.values())
     changes: dict[str, object] = {}

@@ -22,7 +22,7 @@ FIRST_BACKOFF, LAST_BACKOFF = 1.0, 60.0
 _DOUBLINGS = 6
 """Maximum doublings of the backoff."""
 LONGEST_REST = 2.0
-"""Maximum seconds of rest after a look, which otherwise equals its duration.
+"""Maximum seconds of rest after a pass, which otherwise equals its duration.
 
 So watches and repairs get half of the time.
 """
@@ -40,7 +40,7 @@ class WorkQueue:
         self._heap: list[tuple[float, Key]] = []
         self._busy: set[Key] = set()
         self._asked: dict[Key, dict[Trigger, float]] = {}
-        """Reasons for a look by key, with their latest times."""
+        """Reasons for a pass by key, with their latest times."""
         self._taken_for: dict[Key, tuple[Trigger, ...]] = {}
         self._failures: dict[Key, int] = {}
         self._changed = threading.Condition()
@@ -51,12 +51,12 @@ class WorkQueue:
         return partial(self.add, why=why)
 
     def why(self, key: Key) -> tuple[Trigger, ...]:
-        """Return the reasons of the current look for ``key``."""
+        """Return the reasons of the current pass for ``key``."""
         with self._changed:
             return self._taken_for.get(key, ())
 
     def add(self, key: Key, after: float = 0.0, *, why: Trigger) -> None:
-        """Look at ``key`` within ``after`` seconds; an earlier date wins."""
+        """Reconcile ``key`` within ``after`` seconds; an earlier date wins."""
         with self._changed:
             due = self._clock() + after
             asked = self._asked.setdefault(key, {})
@@ -112,9 +112,9 @@ class WorkQueue:
         return tuple(why for why, due in self._asked.pop(key, {}).items() if due <= now)
 
     def done(self, key: Key, *, again: float | None = None, rest: float = 0.0) -> None:
-        """Record a look at ``key``; look again after ``again`` seconds.
+        """Record a pass of ``key``; reconcile again after ``again`` seconds.
 
-        A look that was requested meanwhile waits for ``rest`` seconds.
+        A pass that was requested meanwhile waits for ``rest`` seconds.
         """
         with self._changed:
             self._busy.discard(key)
@@ -128,7 +128,7 @@ class WorkQueue:
             self.add(key, again, why=Trigger.AGAIN)
 
     def failed(self, key: Key) -> float:
-        """Record a failed look; return the seconds until the next one."""
+        """Record a failed pass; return the seconds until the next one."""
         with self._changed:
             self._busy.discard(key)
             self._taken_for.pop(key, None)
@@ -148,7 +148,7 @@ class WorkQueue:
 def work(
     queue: WorkQueue, reconcile: Callable[[Key], float | None], metrics: OperatorMetrics
 ) -> None:
-    """Look at keys until the queue stops, as a thread's main function."""
+    """Reconcile keys until the queue stops, as a thread's main function."""
     while (key := queue.take()) is not None:
         started = time.perf_counter()
         try:

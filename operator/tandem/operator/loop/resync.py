@@ -1,4 +1,4 @@
-"""Periodic lists, which find changes that no watch reported; every service is looked at.
+"""Periodic lists, which find changes that no watch reported; every service is reconciled.
 
 One list per kind and namespace in every period, in pages. Liveness is their age. A namespace that
 refuses its lists twice is skipped until it allows them again.
@@ -29,7 +29,7 @@ _SHUT = (403, 404)
 _ASK_SHUT = (5.0, 10.0)
 """Minimum and maximum seconds after which a skipped namespace is tried again."""
 _SPREAD = 0.9
-"""Share of a period over which its looks are spread."""
+"""Share of a period over which its passes are spread."""
 
 Place = tuple[str, str | None]
 """Kind, and namespace or None for the cluster."""
@@ -46,7 +46,7 @@ class Resync:
         wake: Callable[..., None],
         metrics: OperatorMetrics,
     ) -> None:
-        """``wake`` takes a service and the seconds until its look."""
+        """``wake`` takes a service and the seconds until its pass."""
         self._cluster = cluster
         self._store = store
         self._period = settings.resync_seconds
@@ -62,7 +62,7 @@ class Resync:
         """First refusals of namespaces without a later successful list."""
         self._good: dict[Place, float] = {}
         self.filled = threading.Event()
-        """Set after everything was listed: looks may begin."""
+        """Set after everything was listed: passes may begin."""
 
     def age(self) -> float:
         """Return the seconds since the oldest of the last lists; 0 before ``run``."""

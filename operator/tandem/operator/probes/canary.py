@@ -130,7 +130,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     prefill_revision: str | None
     """Revision of the prefill workers; None without hand-off."""
     decode_revision: str | None
-    """Revision of the decode workers; None for prefill workers alone."""
+    """Revision of the decode workers; None if only prefill workers answer."""
     task: Task = Task.GENERATE
 
 

@@ -74,7 +74,7 @@ class Probes:
             return self._known.setdefault(key, Known())
 
     def as_of_now(self, key: Key) -> Known:
-        """Return a copy without later answers, so that a look decides and reports the same."""
+        """Return a copy without later answers, so that a pass decides and reports the same."""
         known = self.known(key)
         with self._lock:
             asked = {name: replace(each) for name, each in known.asked.items()}

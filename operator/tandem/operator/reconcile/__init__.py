@@ -1,1 +1,1 @@
-"""One look at one service, from the read to the status."""
+"""One reconcile pass of one service, from the read to the status."""

@@ -63,7 +63,7 @@ def _stays(init: Manifest) -> bool:
 
 
 def _asked(holder: Manifest) -> Asked:
-    """Return the amounts of a container or pod. A limit alone is a request, too."""
+    """Return the amounts of a container or pod. A limit without a request is also the request."""
     given = holder.get("resources") or {}
     limits = given.get("limits") or {}
     amounts = {"limits": limits, "requests": {**limits, **(given.get("requests") or {})}}

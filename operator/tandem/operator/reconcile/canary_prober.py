@@ -1,4 +1,4 @@
-"""Canaries and keys of a look: which pods answer."""
+"""Canaries and keys of a pass: which pods answer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tandem.protocol import names
 
 
 class CanaryProber:
-    """Canaries of a look. Answers come in a later look."""
+    """Canaries of a pass. Answers come in a later pass."""
 
     def __init__(self, probes: Probes, keywatch: KeyWatch) -> None:
         self._probes = probes

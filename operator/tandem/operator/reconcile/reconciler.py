@@ -1,7 +1,7 @@
-"""One look at one service: read everything, decide, write differences, report the status.
+"""One reconcile pass of one service: read everything, decide, write differences, report the status.
 
-Nothing is remembered between looks except canaries' answers. A refused write holds back only writes
-that depend on it; its error is raised at the end.
+Nothing is remembered between passes except canaries' answers. A refused write holds back only the
+writes that depend on it; its error is raised at the end.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from tandem.operator.reconcile.writer import Writer
 from tandem.operator.settings import OperatorSettings
 
 SOON = 5.0
-"""Seconds to the next look during a change that no watch reports."""
+"""Seconds to the next pass during a change that no watch reports."""
 
 
 def next_look(inputs: StatusInputs, keys: KeyPlan, wait: float | None) -> float | None:
@@ -170,7 +170,7 @@ class Reconciler:
         """UIDs of the services of remembered values."""
 
     def __call__(self, key: Key) -> float | None:
-        """Look at a service; return the seconds until the next look, or None."""
+        """Reconcile a service; return the seconds until the next pass, or None."""
         look.enter("observe")
         resource = self._store.find("LLMService", *key)
         if resource is None or "deletionTimestamp" in resource["metadata"]:

@@ -105,7 +105,7 @@ class StatusWriter:
     def is_outdated(
         self, owner: Identity, generation: int, scalers: Mapping[Role, int] | None = None
     ) -> bool:
-        """Return whether the status write's answer had a newer spec or scaler than the look.
+        """Return whether the status write's answer had a newer spec or scaler than the pass.
 
         Its event is older than that answer, so the store will not report it.
         """

@@ -1,4 +1,4 @@
-"""Traces of looks that wrote or failed, and of work outside looks."""
+"""Traces of passes that wrote or failed, and of work outside passes."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Tracer:
     def looks(
         self, reconcile: Callable[[Key], float | None], why: Callable[[Key], Iterable[str]]
     ) -> Callable[[Key], float | None]:
-        """Return ``reconcile`` with a trace of each notable look.
+        """Return ``reconcile`` with a trace of each notable pass.
 
-        ``why`` returns the reasons of the current look.
+        ``why`` returns the reasons of the current pass.
         """
         if self._spans is None:
             return reconcile
@@ -54,7 +54,7 @@ class Tracer:
 
     @contextmanager
     def beside(self, name: str, key: Key, why: Iterable[str]) -> Iterator[None]:
-        """Return a context of work outside looks, with a trace."""
+        """Return a context of work outside passes, with a trace."""
         if self._spans is None:
             yield
             return
@@ -79,7 +79,7 @@ class Tracer:
 
 
 def write_spans(spans: Spans, record: LookRecord) -> None:
-    """Write the trace of a look, its phases, and their calls."""
+    """Write the trace of a pass, its phases, and their calls."""
     offset = record.started - record.began
     end = record.ended if record.ended is not None else record.began
     root = spans.begin(record.name, record.started, "", kind="internal")

@@ -1,4 +1,4 @@
-"""Writes of a look: Secrets, children, marks on pods; and the prune.
+"""Writes of a pass: Secrets, children, marks on pods; and the prune.
 
 A refusal holds back only writes that depend on it.
 """
@@ -159,7 +159,7 @@ def size_of(manifest: Manifest, live: Snapshot) -> Size:
 
 
 class Resizing:
-    """Changes of one look to Deployments."""
+    """Changes of one pass to Deployments."""
 
     def __init__(
         self, cluster: Cluster, applier: Applier, seen: Seen, decided: Decision, live: Snapshot

@@ -1,4 +1,4 @@
-"""Rehearsal of one look at one service: its writes and its status.
+"""Rehearsal of one reconcile pass of one service: its writes and its status.
 
 A changed resource is taken as the API server would, with defaults and checks.
 """
@@ -139,7 +139,7 @@ def rehearse(
     name: str,
     changed: Manifest | None = None,
 ) -> Rehearsal:
-    """Look once.
+    """Run one pass.
 
     Raises NoService, ClusterError (also for a missing right) and InvalidParameter for a file of
     another object.

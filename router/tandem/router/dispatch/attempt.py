@@ -115,7 +115,7 @@ class Inbox(Generic[_Leg]):
         self._largest = 0
         """Bytes of the largest waiting event; 0 if unknown."""
         self._had_too_much = False
-        """Whether too much waited at the last ``judge``, and some of it still does."""
+        """Whether the last ``judge`` found too many waiting outputs, and some still wait."""
 
     def __bool__(self) -> bool:
         return bool(self._items)
@@ -479,7 +479,7 @@ class Attempt:
         )
 
     def overslept(self, seconds: float) -> None:
-        """Exclude a time in which the router stood still from the workers' silence."""
+        """Do not count a stall of this router as silence of the workers."""
         now = self._loop.time()
         self.started_at += min(seconds, now - self.started_at)
         self.received_at += min(seconds, now - self.received_at)

@@ -16,7 +16,7 @@ from tandem.protocol.outputs import BlockEvents
 ENTRY_BYTES = 128
 """Memory of a 16-byte hash as a key."""
 PARTS = 16
-"""Parts of a worker's blocks, of which one is dropped at a time."""
+"""Number of parts of a worker's blocks. Blocks are dropped one part after another."""
 MOST_FORGOTTEN = 16_384
 """Maximum blocks that are dropped at once."""
 LET_GO = 16_384

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
-    """More of the content."""
+    """Next part of the content."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """More of the reasoning."""
+    """Next part of the reasoning."""
 
     text: str
 
@@ -30,7 +30,7 @@ class CallBegun:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentsDelta:
-    """More of a call's arguments, which joined are JSON."""
+    """Next part of the arguments of a call. All parts joined are JSON."""
 
     index: int
     text: str

@@ -36,7 +36,7 @@ NARROW = Tuning(rows=128, keys=64, warps=8, stages=3)
 """Tuning of heads of up to 64 in 16 bits."""
 NARROW_DIM = 64
 LEAST_DIM = 16
-"""Least columns of a tile's product."""
+"""Minimum columns of a tile's product."""
 
 
 def bidirectional(q: Tensor, k: Tensor, v: Tensor, prompts: WholePrompts, scale: float) -> Tensor:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 LOWEST = -1e30
-"""Least logit of an allowed token: above those of other tokens, and far enough from float32's end
+"""Minimum logit of an allowed token: above those of other tokens, and far enough from float32's end
 for penalties and a low temperature."""
 PART = 64
-"""Rows at a time, which bounds the size of their copies."""
+"""Rows per pass, which bounds the size of their copies."""
 
 
 def keep_bits(logits: Tensor, words: Tensor, rows: Tensor) -> None:

@@ -20,9 +20,9 @@ from .triton_kernels import FIELDS, PARTS, bound_rows, gather_rows, search_rows,
 BLOCK = 256
 """Values that are few enough to weigh each against all."""
 WIDE = 4096
-"""Values that a pass over more of them takes at a time."""
+"""Values loaded per iteration of a pass over more values."""
 AGAINST = 16
-"""Values that these are compared with at a time."""
+"""Values compared with them per iteration."""
 ROUNDS = 1
 """Passes that narrow the bracket before its logits are gathered."""
 STEPS = 8

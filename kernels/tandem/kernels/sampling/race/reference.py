@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from tandem.kernels.sampling.rng import GROUP, GROUP_NOISE, exponentials
 
 PART = 32
-"""Rows that are widened to float32 at a time for the best token."""
+"""Rows widened to float32 per pass that finds the best token."""
 _FINITE = torch.finfo(torch.float32).min
 
 

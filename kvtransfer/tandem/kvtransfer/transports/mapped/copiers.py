@@ -184,9 +184,9 @@ class Copier(Protocol):
     """Copier, for the transfer thread, except ``share``."""
 
     at_once: int
-    """Most extents of one read, which are reported together."""
+    """Maximum extents of one read, which are reported together."""
     pieces: int
-    """Most pieces of one block that is copied into blocks of another size."""
+    """Maximum pieces of one block that is copied into blocks of another size."""
 
     def share(self, tensor: Tensor, *, writable: bool = False) -> tuple[int, int]:
         """Return a descriptor of a tensor's memory, which the caller closes, and its bytes. Other

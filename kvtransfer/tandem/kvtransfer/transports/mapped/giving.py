@@ -52,7 +52,7 @@ LOOK_SECONDS = 30.0
 
 
 class _Caller:
-    """A connection that has not proved anything."""
+    """A connection that has not proved the secret yet."""
 
     def __init__(self) -> None:
         self.challenge = fresh()

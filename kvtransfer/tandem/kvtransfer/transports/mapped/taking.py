@@ -38,7 +38,7 @@ from tandem.kvtransfer.transports.mapped.wire import (
 from tandem.protocol.ids import Incarnation
 
 GREETING_SECONDS = 10.0
-"""Longest time between the call and the last descriptor."""
+"""Maximum time between the call and the last descriptor."""
 
 
 class Call:

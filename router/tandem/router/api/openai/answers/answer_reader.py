@@ -429,7 +429,7 @@ class KeptChoice:
 
 
 class ChatReader(AnswerReader):
-    """All choices of one request."""
+    """Reader of one chat: deltas of a stream, or whole choices."""
 
     def __init__(self, body: ChatBody, parsers: ModelParsers) -> None:
         super().__init__(body, parsers)

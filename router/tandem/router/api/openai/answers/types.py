@@ -247,7 +247,7 @@ class Model(Answer):
 
 
 class ModelList(Answer):
-    """All models."""
+    """List of the served models."""
 
     object: Literal["list"]
     data: list[Model]

@@ -112,8 +112,8 @@ class KVTransferConfig:
     )
     kv_wire_dtype: str = setting(
         "auto",
-        "Type of KV on the wire. auto: as stored; fp8: half the bytes of bfloat16, tokens"
-        " may differ, KV goes through slots. One end suffices.",
+        "Type of KV on the wire, set on either end. auto: as stored; fp8: half the bytes, "
+        "tokens may differ, KV goes through slots.",
         choices=tuple(WireDtype),
     )
     kv_data_port: int = setting(

@@ -33,12 +33,12 @@ class Timings:
     unschedulable_seconds: float = 60.0
     """Time after which a pending pod counts as unschedulable."""
     key_publish_seconds: float = 90.0
-    """Time after which running pods count as having read new public keys without their report."""
+    """Time after which pods that do not report are assumed to have read new public keys."""
     router_silence_seconds: float = 4.0
-    """Silence after which a router leaves the Service, while a router of another node answers. 0:
-    left to Kubernetes, 40 s or more."""
+    """Silence after which a router is removed from the Service, while one on another node answers.
+    0: Kubernetes removes it, after 40 s or more."""
     lease_seconds: float = 15.0
-    """Time after which a Lease without renewal is free."""
+    """Time after which another replica may take a Lease that is not renewed."""
     renew_deadline: float = 10.0
     """Time after which a leader that cannot renew the Lease exits."""
     retry_seconds: float = 2.0
@@ -72,7 +72,7 @@ class OperatorSettings(TracingConfig, Timings):
     own_namespace: str = ""
     """Namespace of the operator itself, for its Lease, by ENV_POD_NAMESPACE."""
     worker_image: str = setting(
-        f"{IMAGES}/tandem-worker:0.1.0", "Image of workers, if a service names none."
+        f"{IMAGES}/tandem-worker:0.1.0", "Image of workers of services that set none."
     )
     router_image: str = setting(f"{IMAGES}/tandem-router:0.1.0", "Image of routers.")
     image_pull_policy: str = setting(
@@ -82,7 +82,7 @@ class OperatorSettings(TracingConfig, Timings):
     )
     service_pull_secrets: tuple[str, ...] = setting(
         (),
-        "Pull secret of services that name none; repeatable. It must exist in each service's "
+        "Pull secret of services that set none; repeatable. It must exist in each service's "
         "namespace.",
     )
     pod_host: str = ""

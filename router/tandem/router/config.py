@@ -122,24 +122,27 @@ class RouterConfig(TracingConfig, Limits):
         "Share cached prefixes between API keys. The time and cached_tokens of an answer "
         "then reveal what other clients sent.",
     )
-    request_timeout: float = setting(600.0, "Deadline of a request, from arrival to last token.")
+    request_timeout: float = setting(
+        600.0, "Deadline of a request, from arrival to last token.", unit="s"
+    )
     strict_handoff: bool = setting(
         False,
-        "Hand off every prompt while a prefill worker and its link are up. Off: the way "
+        "Hand off every prompt while a prefill worker and its link are up. Default: use the way "
         "with the least predicted cost.",
     )
     handoff_patience: float | None = setting(
         None,
-        "Seconds of cost by which serving a prompt on one worker must be cheaper than a hand-off; "
-        f"{HANDOFF_PATIENCE:g} unless given. Not with --strict-handoff.",
+        "Difference in cost above which one worker serves a prompt instead of a hand-off. "
+        f"Default: {HANDOFF_PATIENCE:g}. Not allowed with --strict-handoff.",
+        unit="s",
     )
     target_ttft_ms: float = setting(
         TARGET_TTFT_MS,
-        "Target of the time to the first token. Placement counts requests that miss it.",
+        "Target for the time to the first token. A predicted miss adds to the cost of a way.",
     )
     target_itl_ms: float = setting(
         TARGET_ITL_MS,
-        "Target of the time between tokens. Placement counts requests that miss it.",
+        "Target for the time between tokens. A predicted miss adds to the cost of a way.",
     )
     limits_file: str | None = setting(
         None,
@@ -148,15 +151,17 @@ class RouterConfig(TracingConfig, Limits):
     )
     ready_prefill: int = setting(
         0,
-        "Prefill workers with a link to a decode worker before /ready first answers 200. Without"
-        " decode workers, any prefill workers.",
+        "Number of prefill workers linked to a decode worker before /ready first answers 200. "
+        "Without decode workers, links are not required.",
     )
     ready_decode: int = setting(
         1,
-        "Decode workers before /ready first answers 200. 0: one worker of either role, as"
-        " for a model that samples no tokens.",
+        "Number of decode workers before /ready first answers 200. 0: one worker of either role, "
+        "as for a model that samples no tokens.",
     )
-    drain_timeout: float = setting(30.0, "Time for running requests after a signal to stop.")
+    drain_timeout: float = setting(
+        30.0, "Time for running requests after a signal to stop.", unit="s"
+    )
     api_keys_dir: str | None = setting(
         None,
         "Folder with one clients' key per file. Changed files are read again.",

@@ -27,8 +27,8 @@ class Limits:
     max_queue_age: float = 60.0
     """Wait of a request in the queue; after it: 503."""
     max_attempts: int = 3
-    """Failed attempts of a request without a new token. Up to eight further ones may fail after new
-    tokens. 1: no retry."""
+    """Failed attempts of a request without a new token. After new tokens up to eight more may fail.
+    1: no retry."""
 
     max_prompts: int = 256
     """Prompts of one call; above it: 400."""
@@ -61,7 +61,7 @@ class Limits:
     """Nesting of objects and lists in a body; above it: 400."""
 
     max_connections: int = 4096
-    """Connections of clients; above it: 503. Probes have a few more."""
+    """Connections of clients; above it: 503. A few more are reserved for probes."""
     max_connections_per_client: int = 0
     """Connections of one address; above it: 503. 0: no limit."""
     max_header_bytes: int = 65_536
@@ -88,11 +88,11 @@ class Limits:
     worker_wait: float = 5.0
     """Wait of a request for a worker if no connected worker can serve it; after it: 503."""
     resume_wait: float = 30.0
-    """The same wait if the answer has begun: its client cannot send it again."""
+    """The same wait if the answer has begun, because its client cannot send it again."""
     accept_timeout: float = 30.0
     """Time in which a worker has to accept a request; after it the attempt has failed."""
     progress_timeout: float = 120.0
-    """Time without a token after which an attempt has failed, without its time in a queue."""
+    """Time without a token after which an attempt has failed; time in a queue does not count."""
     keep_alive_timeout: float = 620.0
     """Wait of a connection for its next request; longer than that of a proxy before the router."""
     sse_keep_alive: float = 5.0

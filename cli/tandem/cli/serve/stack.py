@@ -109,15 +109,17 @@ class UpConfig:
     )
     revision: str | None = setting(None, "Revision of a hub id.")
     served_model_name: tuple[str, ...] = setting(
-        (), "Names of the model in requests. Answers have the first."
+        (), "Names of the model in requests. Answers contain the first one."
     )
-    prefill: int = setting(1, "Prefill workers. 0: no hand-off.")
-    decode: int = setting(1, "Decode workers. 0: prefill workers serve vectors and scores only.")
+    prefill: int = setting(1, "Number of prefill workers. 0: no hand-off.")
+    decode: int = setting(
+        1, "Number of decode workers. 0: prefill workers serve vectors and scores only."
+    )
     host: str = setting("127.0.0.1", "Address on which the router listens.")
     port: int = setting(ROUTER_PORT, "Port on which the router listens.")
     log_level: str = setting(
         "info",
-        "Lowest level of the processes' messages to show.",
+        "Lowest level of log messages to show, for all processes.",
         choices=("debug", "info", "warning", "error"),
     )
 

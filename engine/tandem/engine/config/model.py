@@ -75,7 +75,7 @@ class ModelConfig:
     revision: str | None = setting(
         None,
         "Branch, tag or commit of a hub id; digest of weights and config of a folder. "
-        "None: computed. Workers of one revision exchange KV.",
+        "Default: computed. Only workers of one revision exchange KV.",
     )
 
     def __post_init__(self) -> None:

@@ -16,8 +16,8 @@ class ParallelConfig:
 
     distributed_executor_backend: str = setting(
         "uni",
-        "Process of ranks. uni: the engine's; mp: a child process each, which on a GPU excludes "
-        "a hand-off.",
+        "Process of a rank. uni: the engine's process; mp: a child process, which supports no "
+        "hand-off on a GPU.",
         choices=("uni", "mp"),
     )
 

@@ -49,11 +49,11 @@ class SchedulerConfig:
     mixed_tokens_per_decode: int | None = None
     """Tokens of a step with decodes, for each decode; None: no bound."""
     least_mixed_tokens: int | None = None
-    """Least tokens of a step with decodes that ``mixed_tokens_per_decode`` allows."""
+    """Minimum tokens of a step with decodes that ``mixed_tokens_per_decode`` allows."""
     max_itl_ms: float | None = setting(
         None,
-        "Time of a step with decodes. It has as many prompt tokens as fit by measured "
-        f"times, at least {LEAST_CHUNK_TOKENS}. Default: no bound of time.",
+        "Target time of a step with decodes. The step gets as many prompt tokens as fit, "
+        f"at least {LEAST_CHUNK_TOKENS}. Default: no target.",
         unit="ms",
     )
     long_prefill_token_threshold: int | None = setting(

@@ -48,7 +48,7 @@ from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.timeline import NoteBook
 
 LEAST_S = 0.001
-"""Least wait; most masks take a tenth of that."""
+"""Minimum wait; most masks take a tenth of that."""
 MOST_S = 0.02
 MARGIN_S = 0.0005
 """Time kept back, as steps differ."""

@@ -232,8 +232,8 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
             return
         self.table.link_up(peer)
         connector = self._welcomes[peer].connector
-        said = (peer.hex()[:8], connector, bytes_per_s / 1e9)
-        logger.info("KV of %s comes by %s, the probe at %.2f GB/s", *said)
+        values = (peer.hex()[:8], connector, bytes_per_s / 1e9)
+        logger.info("KV of %s comes by %s, the probe at %.2f GB/s", *values)
         self.ways.worked(peer, connector)
         self._observe_ways()
         reason = self.ends.fell_for(peer)

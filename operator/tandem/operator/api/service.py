@@ -87,8 +87,8 @@ class Disaggregation(Api, frozen=True, kw_only=True):
     mode: Annotated[
         DisaggregationMode | None,
         doc(
-            "Auto (default): the router's cost model decides. Always: every prompt that is "
-            "long enough. Never: decode workers compute prompts."
+            "Auto (default): the router's cost model decides. Always: hand off every prompt. "
+            "Never: decode workers compute prompts."
         ),
     ] = None
 

@@ -194,7 +194,7 @@ class RoleStatus(Api, frozen=True, kw_only=True):
     revision: Annotated[ShortStatus, doc("Revision of the role.")]
     desired: Annotated[Integer, doc("Requested replicas.")]
     ready: Annotated[Integer, doc("Ready replicas.")]
-    updated: Annotated[Integer, doc("Existing replicas.")]
+    updated: Annotated[Integer, doc("Replicas that exist, ready or not.")]
     draining: Annotated[Integer, doc("Pods that are stopping and finish their requests.")]
     workload_ref: Annotated[ShortStatus | None, doc("Name of the Deployment.")] = None
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Seen = dict[str, Any]
-"""The JSON of ``tandem bench serve --save-detailed``."""
+"""The JSON of ``tandem bench serve --result``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

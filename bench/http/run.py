@@ -48,7 +48,7 @@ def measure(case: Case, server: Server, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         result = Path(place) / "seen.json"
         command = [*TANDEM, "bench", "serve", "--base-url", server.url, *case.flags(seed)]
-        command += ["--result", str(result), "--save-detailed"]
+        command += ["--result", str(result)]
         before = server.cpu_seconds()
         started = time.monotonic()
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=500)

@@ -59,7 +59,7 @@ def send(args: argparse.Namespace, server: Server, rate: float, seed: int) -> di
         command += ["--num-prompts", str(args.prompts // args.scale), "--num-warmups", "8"]
         command += ["--random-input-len", str(TOKENS_IN // args.scale)]
         command += ["--random-output-len", str(max(8, TOKENS_OUT // args.scale))]
-        command += ["--result", str(result), "--save-detailed"]
+        command += ["--result", str(result)]
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=580)
         if not result.exists():
             raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])

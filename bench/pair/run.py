@@ -77,7 +77,7 @@ def ask(server: Server, length: int, seed: int, tokens: int) -> dict[str, Any]:
         result = Path(place) / "seen.json"
         command = [*TANDEM, "bench", "serve", "--base-url", server.url, "--max-concurrency", "1"]
         command += ["--num-prompts", "4", "--random-input-len", str(length), "--seed", str(seed)]
-        command += ["--random-output-len", str(tokens), "--result", str(result), "--save-detailed"]
+        command += ["--random-output-len", str(tokens), "--result", str(result)]
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
         if done.returncode != 0:
             raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])

@@ -51,7 +51,10 @@ def groups() -> list[tuple[str, Sequence[Section]]]:
             "`tandem node-agent`",
             [Section("Node agent", NodeAgentConfig), Section("Logging", LogConfig, NOT_HERE)],
         ),
-        ("`tandem operator`", [Section("Operator", OperatorSettings)]),
+        (
+            "`tandem operator`",
+            [Section("Operator", OperatorSettings), Section("Logging", LogConfig)],
+        ),
         ("`tandem prepare`", [Section("Prepare", PrepareConfig)]),
         (
             "`tandem bench`",

@@ -33,7 +33,7 @@ def test_a_run_is_measured_shown_and_saved(
         [
             *("serve", "--base-url", served.url, "--num-prompts", "6", "--max-concurrency", "3"),
             *("--random-input-len", "20", "--random-output-len", "5"),
-            *("--goodput", "ttft:60000", "--result", str(result), "--save-detailed"),
+            *("--goodput", "ttft:60000", "--result", str(result)),
         ]
     )
 
@@ -101,7 +101,7 @@ def test_processes_share_a_load(serve: Serve, decode: Make, tmp_path: Path) -> N
         [
             *("serve", "--base-url", served.url, "--num-prompts", "7", "--max-concurrency", "3"),
             *("--random-input-len", "20", "--random-output-len", "5"),
-            *("--client-processes", "2", "--result", str(result), "--save-detailed"),
+            *("--client-processes", "2", "--result", str(result)),
         ]
     )
 
@@ -203,7 +203,6 @@ def test_figures_are_those_of_the_records() -> None:
         ["--goodput", "speed:1"],
         ["--num-prompts", "0"],
         ["--dataset-path", "/nowhere"],
-        ["--save-detailed"],
     ],
 )
 def test_wrong_settings_are_named(wrong: list[str]) -> None:

@@ -306,20 +306,19 @@ def show(result: dict[str, Any]) -> None:
         console.print(Text.assemble((f"{count} x", "red"), " ", plain(message)))
 
 
-def save(path: Path, result: dict[str, Any], records: Sequence[Record], *, detailed: bool) -> None:
-    """Write the JSON; ``detailed`` adds the times of every request."""
-    content = dict(result)
-    if detailed:
-        content["requests"] = [
-            {
-                "prompt_tokens": record.num_prompt,
-                "output_tokens": record.num_tokens,
-                "sent_at": record.sent_at,
-                "times": record.times,
-                "error": record.error,
-            }
-            for record in records
-        ]
+def save(path: Path, result: dict[str, Any], records: Sequence[Record]) -> None:
+    """Write the JSON with the times of every request."""
+    requests = [
+        {
+            "prompt_tokens": record.num_prompt,
+            "output_tokens": record.num_tokens,
+            "sent_at": record.sent_at,
+            "times": record.times,
+            "error": record.error,
+        }
+        for record in records
+    ]
+    content = {**result, "requests": requests}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n")
 
@@ -342,13 +341,10 @@ class ServeConfig:
     goodput: tuple[str, ...] = setting(
         (), "Bound in milliseconds, such as ttft:200, tpot:50 or e2el:5000; repeatable."
     )
-    result: str | None = setting(None, "JSON file to write.")
-    save_detailed: bool = setting(False, "Add the times of every request to the result.")
+    result: str | None = setting(None, "JSON file to write, with the times of every request.")
 
     def __post_init__(self) -> None:
         check_place("result", self.result)
-        if self.save_detailed and self.result is None:
-            raise InvalidParameter("save_detailed", True, "only with result, the file to write")
         check_optional_integer("max_concurrency", self.max_concurrency, 1)
         check_integer("client_processes", self.client_processes, 1, 64)
         check_integer("num_warmups", self.num_warmups, 0)
@@ -363,7 +359,7 @@ def run(argv: list[str]) -> int:
     target = _target(config)
     result, records = measure(config, load, target)
     if config.result:
-        save(Path(config.result), result, records, detailed=config.save_detailed)
+        save(Path(config.result), result, records)
     show(result)
     return 1 if result["failed"] else 0
 

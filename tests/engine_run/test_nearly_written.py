@@ -43,7 +43,7 @@ def test_a_step_is_near_its_end_before_its_last_layers(
 
     def noted(self: runner.ModelRunner, launched: LaunchedStep, computed: object) -> None:
         finish(self, launched, computed)  # type: ignore[arg-type]
-        numbers = [launched.nearly, launched.written, launched.moment]
+        numbers = [launched.before_last_layers, launched.written, launched.moment]
         steps.append([each.number for each in numbers if isinstance(each, Point)])
 
     monkeypatch.setattr(runner.ModelRunner, "_finish", noted)
@@ -60,7 +60,7 @@ def test_what_is_near_is_waited_for_and_what_is_behind_it_is_the_fence() -> None
     """Without such a moment the KV itself is; without that the end of the step."""
     counted = Counted()
     near, written, end = Point(counted), Point(counted), Point(counted)
-    whole = LaunchedStep(1, moment=end, written=written, nearly=near)
+    whole = LaunchedStep(1, moment=end, written=written, before_last_layers=near)
     assert whole.wait_nearly() is written
     assert LaunchedStep(1, moment=end, written=written).wait_nearly() is written
     assert LaunchedStep(1, moment=end).wait_nearly() is end

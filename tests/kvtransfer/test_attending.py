@@ -13,7 +13,7 @@ from tests.kvtransfer.held_copies import KEY, Held
 
 from tandem.kvtransfer import events
 from tandem.kvtransfer.control import client
-from tandem.kvtransfer.control.mail import Say
+from tandem.kvtransfer.control.mail import SendMessage
 from tandem.kvtransfer.handoff.messages import Final, ProbeReady
 from tandem.kvtransfer.mover.mover import SleepState
 from tandem.link.wake_queue import WakeQueue
@@ -118,7 +118,7 @@ def test_more_frames_than_one_look_takes_are_all_heard(workers, monkeypatch) -> 
     for turn in range(1, 6):  # frames may be late on a busy machine: then it is tried again
         with channel._lock:  # nobody hears them before all are there
             for _ in range(frames):
-                producer.service._channel.post(Say(link, ProbeReady(1 << 20, 1)))
+                producer.service._channel.post(SendMessage(link, ProbeReady(1 << 20, 1)))
             time.sleep(0.5)
         before = len(heard)
         assert channel.attend(mine, 30.0)
@@ -153,7 +153,7 @@ def test_a_read_that_gets_on_goes_first_and_what_came_beside_it_is_heard_next(
     def say() -> None:
         asleep.wait(30)
         link = producer.service._mover._links[consumer.incarnation]
-        producer.service._channel.post(Say(link, ProbeReady(1 << 20, 1)))
+        producer.service._channel.post(SendMessage(link, ProbeReady(1 << 20, 1)))
 
     monkeypatch.setattr(channel, "_sleep", both)
     threading.Thread(target=say, daemon=True).start()

@@ -13,7 +13,7 @@ from tests.hand_link import HandLink
 from tests.kvtransfer.builders import make_config, make_key
 from tests.waiting import wait_for
 
-from tandem.kvtransfer.control.mail import Drop, FromPeer, LinkDown, LinkUp, Say, SetPeers
+from tandem.kvtransfer.control.mail import Drop, FromPeer, LinkDown, LinkUp, SendMessage, SetPeers
 from tandem.kvtransfer.control.server import ControlServer
 from tandem.kvtransfer.errors import AddressInUse
 from tandem.kvtransfer.handoff.actions import Millis
@@ -77,7 +77,7 @@ class Dealer:
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.connect(f"tcp://{server.server.endpoint}")
 
-    def say(self, message: Message) -> None:
+    def send_message(self, message: Message) -> None:
         self.socket.send_multipart([self.link.seal(), encode(message)])
         self.server.read()
 
@@ -85,10 +85,12 @@ class Dealer:
         fields: dict[str, Any] = {"version": HANDOFF_VERSION, "fingerprint": "print"}
         fields |= {"connectors": ("tcp",), "secret": ""} | changes
         connectors = fields.pop("connectors")
-        self.say(Terms(self.link.me, "hand-off", times=LinkTimes(), **fields).hello(connectors))
-        return self.hear()
+        self.send_message(
+            Terms(self.link.me, "hand-off", times=LinkTimes(), **fields).hello(connectors)
+        )
+        return self.receive()
 
-    def hear(self) -> Any:
+    def receive(self) -> Any:
         assert self.socket.poll(5000), "no answer came"
         head, payload = self.socket.recv_multipart()
         read_header(head)
@@ -153,8 +155,8 @@ def test_what_comes_on_a_link_is_delivered(server: Server, dealer: Dealer) -> No
     """Messages go to the transfer thread with their link; beats are kept here."""
     assert isinstance(dealer.hello(), Welcome)
     (link,) = links(server)
-    dealer.say(Open(make_key("a"), 5))
-    dealer.say(Beat(1, 1, has_work=False))
+    dealer.send_message(Open(make_key("a"), 5))
+    dealer.send_message(Beat(1, 1, has_work=False))
 
     assert server.told[-1] == FromPeer(dealer.link.me, link.link, Open(make_key("a"), 5))
 
@@ -167,9 +169,9 @@ def test_who_says_more_than_the_transfer_thread_takes_is_dropped(
     server.server._offer = lambda said: next(room)
     dealer.hello()
     for name in "abc":
-        dealer.say(Open(make_key(name), 5))
+        dealer.send_message(Open(make_key(name), 5))
 
-    answer = dealer.hear()
+    answer = dealer.receive()
     assert isinstance(answer, Reset)
     assert "more than is accepted" in answer.reason
     assert links(server) == []
@@ -198,35 +200,35 @@ def test_frames_that_do_not_follow_end_the_link(server: Server, dealer: Dealer) 
     """A gap: RESET, and the transfer thread hears of it."""
     dealer.hello()
     dealer.link.seal()
-    dealer.say(Open(make_key("a"), 5))
+    dealer.send_message(Open(make_key("a"), 5))
 
-    assert isinstance(dealer.hear(), Reset)
+    assert isinstance(dealer.receive(), Reset)
     assert links(server) == []
-    dealer.say(Open(make_key("a"), 5))
-    assert isinstance(dealer.hear(), Reset)
+    dealer.send_message(Open(make_key("a"), 5))
+    assert isinstance(dealer.receive(), Reset)
 
 
 def test_a_consumer_may_end_its_link(server: Server, dealer: Dealer) -> None:
     """RESET from it; what is said afterwards goes nowhere."""
     dealer.hello()
     (link,) = links(server)
-    dealer.say(Reset("I go"))
+    dealer.send_message(Reset("I go"))
     assert links(server) == []
-    server.server.on_item(Say(link.link, Gone(make_key("a"), GoneReason.UNKNOWN)), NOW)
+    server.server.on_item(SendMessage(link.link, Gone(make_key("a"), GoneReason.UNKNOWN)), NOW)
     assert not dealer.socket.poll(100)
 
 
 def test_the_transfer_thread_speaks_and_drops(server: Server, dealer: Dealer) -> None:
-    """Say reaches the consumer, Drop tells it why; peers are nothing to a server."""
+    """SendMessage reaches the consumer, Drop tells it why; peers are nothing to a server."""
     dealer.hello()
     (link,) = links(server)
     gone = Gone(make_key("a"), GoneReason.UNKNOWN)
     server.server.on_item(SetPeers(()), NOW)
-    server.server.on_item(Say(link.link, gone), NOW)
-    assert dealer.hear() == gone
+    server.server.on_item(SendMessage(link.link, gone), NOW)
+    assert dealer.receive() == gone
     server.server.on_item(Drop(link.link, "enough", 0), NOW)
 
-    answer = dealer.hear()
+    answer = dealer.receive()
     assert isinstance(answer, Reset)
     assert answer.reason == "enough"
     assert links(server) == []
@@ -236,10 +238,10 @@ def test_the_silent_are_dropped_and_the_others_beaten(server: Server, dealer: De
     """After the timeout, with a RESET that says so."""
     dealer.hello()
     server.server.on_tick(Millis(NOW + 100))
-    assert isinstance(dealer.hear(), Beat)
+    assert isinstance(dealer.receive(), Beat)
     server.server.on_tick(Millis(NOW + 60_000))
 
-    answer = dealer.hear()
+    answer = dealer.receive()
     assert isinstance(answer, Reset)
     assert "silent" in answer.reason
     assert links(server) == []
@@ -252,7 +254,7 @@ def test_a_connection_that_is_gone_ends_its_link(server: Server, dealer: Dealer)
     dealer.socket.close()
 
     def gone() -> bool:
-        server.server.on_item(Say(link.link, Gone(make_key("a"), GoneReason.UNKNOWN)), NOW)
+        server.server.on_item(SendMessage(link.link, Gone(make_key("a"), GoneReason.UNKNOWN)), NOW)
         return links(server) == []
 
     wait_for(gone, every=0.02)

@@ -50,7 +50,7 @@ def test_a_lease_that_ended_and_whose_blocks_are_anothers_speaks_against_nobody(
     held.copy([0, 1], [4, 5])
     mover, consumer = held.producer.service._mover, held.consumer.service
     late: list[tuple[Incarnation, Message]] = []
-    monkeypatch.setattr(mover, "say", lambda peer, said: late.append((peer, said)))
+    monkeypatch.setattr(mover, "send_message", lambda peer, said: late.append((peer, said)))
     held.producer.service.cancel(KEY)
     held.producer.wait_for(events.Released, KEY)
     held.producer.hand_over(OTHER, 8, [0, 1], held.consumer.incarnation)
@@ -60,7 +60,7 @@ def test_a_lease_that_ended_and_whose_blocks_are_anothers_speaks_against_nobody(
     assert not any(isinstance(each, events.LoadFailed) for each in held.consumer.seen)
     monkeypatch.undo()
     for peer, said in late:
-        mover.say(peer, said)
+        mover.send_message(peer, said)
     assert held.consumer.wait_for(events.LoadFailed, KEY).cause is FailCause.GONE
     assert consumer.peer_up(held.producer.incarnation)
     held.consumer.open(OTHER, held.producer.incarnation)
@@ -96,14 +96,14 @@ def test_blocks_come_back_though_the_link_is_lost_while_they_are_copied(held):
 
 def test_ready_names_blocks_that_exist(held):
     """A block out of P's slab is an identity fault, not a copy."""
-    say = held.producer.service._mover.say
+    say = held.producer.service._mover.send_message
 
     def wild(peer, message):
         if isinstance(message, Ready) and message.upto:
             message = msgspec.structs.replace(message, blocks=((64,),))
         say(peer, message)
 
-    held.producer.service._mover.say = wild
+    held.producer.service._mover.send_message = wild
     held.consumer.open(KEY, held.producer.incarnation)
     held.producer.hand_over(KEY, 4, [0], held.consumer.incarnation)
     held.consumer.load(KEY, [1])

@@ -180,8 +180,8 @@ def test_hole_29_a_part_names_a_slot_that_exists(pair):
     mover = consumer.service._mover
     nbytes = 256 + builders.LAYOUT.block_bytes
     wild = Part(key, 0, 0, 4, 10_000, nbytes)
-    say = producer.service._mover.say
-    producer.service._mover.say = lambda peer, message: say(
+    say = producer.service._mover.send_message
+    producer.service._mover.send_message = lambda peer, message: say(
         peer, wild if isinstance(message, Part) else message
     )
     consumer.load(key, [1])

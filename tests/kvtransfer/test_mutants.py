@@ -48,12 +48,12 @@ def a_lease_that_ended_before_done(workers: Workers) -> None:
     pull = partial(consumer.service._mover.table.pulls.get, key)
     consumer.until(lambda: pull().reached == (8,))
     mover = producer.service._mover
-    say, mover.say = mover.say, lambda peer, message: None  # GONE is late
+    say, mover.send_message = mover.send_message, lambda peer, message: None  # GONE is late
     producer.service.cancel(key)
     producer.service.finished(key)
     producer.wait_for(events.Released, key)
-    mover.say = say
-    mover.say(consumer.incarnation, Final(key, (FirstToken(0, 1),)))
+    mover.send_message = say
+    mover.send_message(consumer.incarnation, Final(key, (FirstToken(0, 1),)))
     end = consumer.wait_for((events.LoadFailed, events.Loaded), key, 10.0)
     assert isinstance(end, events.LoadFailed), "it was used"
     assert end.cause is FailCause.GONE

@@ -15,7 +15,7 @@ from tandem.operator.decide.scaling import gives_back
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.naming import Manifest, Role
 from tandem.operator.desired.workload import deployment, rendered
-from tandem.operator.reconcile.acceptance import asked_of, fits
+from tandem.operator.reconcile.acceptance import fits, resources_of
 from tandem.operator.settings import OperatorSettings
 
 FULL = 'pods "x" is forbidden: exceeded quota: gpus, requested: {0}, used: {1}, limited: {2}'
@@ -48,7 +48,7 @@ def test_a_pod_fits_where_it_asks_for_no_more(now: Manifest, fit: bool):
 
 def test_a_limit_alone_is_a_request_too():
     gpu = {"limits": {"nvidia.com/gpu": "1"}}
-    assert asked_of(pod(gpu)) == {"limits.nvidia.com/gpu": 1, "requests.nvidia.com/gpu": 1}
+    assert resources_of(pod(gpu)) == {"limits.nvidia.com/gpu": 1, "requests.nvidia.com/gpu": 1}
 
 
 TWO = {"prefill__replicas": 2, "decode__replicas": 2}

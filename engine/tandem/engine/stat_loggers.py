@@ -87,12 +87,12 @@ class Report:
 
     @property
     def prompt_tokens_per_s(self) -> float:
-        """Return the prompt tokens a second of requests that began, computed here or not."""
+        """Return the prompt tokens per second of requests that began, computed here or not."""
         return self.done.prompt_tokens / self.seconds
 
     @property
     def generated_tokens_per_s(self) -> float:
-        """Return the sampled tokens a second."""
+        """Return the sampled tokens per second."""
         return self.done.generated_tokens / self.seconds
 
     @property
@@ -102,12 +102,12 @@ class Report:
 
     @property
     def handed_over_per_s(self) -> float:
-        """Return the requests a second that another worker continues."""
+        """Return the rate of requests that another worker continues, per second."""
         return self.done.handed_over / self.seconds
 
     @property
     def brought_tokens_per_s(self) -> float:
-        """Return the prompt tokens a second whose KV came from elsewhere."""
+        """Return the rate of prompt tokens whose KV came from elsewhere, per second."""
         return self.done.external_tokens / self.seconds
 
     def __str__(self) -> str:

@@ -102,7 +102,7 @@ def fetch_start(repo_id: str, file: str, *, revision: str | None, size: int) -> 
 
 
 def fetch_file(repo_id: str, file: str, *, revision: str | None) -> tuple[Path, str]:
-    """Return the local path and commit of one file. Raises as ``fetch_folder``."""
+    """Return the local path and commit of one file. Raises the errors of ``fetch_folder``."""
     path = _explained(
         repo_id, revision, lambda: hf_hub_download(repo_id, filename=file, revision=revision)
     )

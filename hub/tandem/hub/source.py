@@ -72,7 +72,7 @@ def parse(text: str) -> Source:
 def has_commits(text: str) -> bool:
     """Return whether ``text`` names a hub repository, whose revision selects a commit.
 
-    For other sources a revision is only a name. Raises as ``parse``.
+    For other sources a revision is only a name. Raises the errors of ``parse``.
     """
     return isinstance(parse(text), HubRepo)
 

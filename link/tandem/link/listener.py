@@ -106,7 +106,7 @@ class Listener:
         elif verdict is not Verdict.NOTED:
             self._end(link, link.session.why, tell=verdict is Verdict.BROKEN)
 
-    def say(self, link: Link, payload: bytes) -> None:
+    def send_message(self, link: Link, payload: bytes) -> None:
         """Send a message; if that fails, the link has ended."""
         if not self._write([link.identity, link.session.seal(), payload]):
             self.unsent(link)
@@ -117,7 +117,7 @@ class Listener:
 
     def say_all(self, payload: bytes) -> None:
         for link in list(self.by_peer.values()):
-            self.say(link, payload)
+            self.send_message(link, payload)
 
     def drop(self, link: Link, reason: str) -> None:
         """End a link, and notify the peer."""
@@ -153,7 +153,7 @@ class Listener:
         link = Link(identity, next(self._numbers), session)
         self._by_identity[identity] = self.by_peer[header.source] = link
         self._host.up(link, welcome)
-        self.say(link, encode(welcome))
+        self.send_message(link, encode(welcome))
 
     def _refuse(self, identity: bytes, header: Header, kind: str, reason: str) -> None:
         self._host.dropped(kind, reason)

@@ -343,7 +343,10 @@ class LLMEngine:
     def score(
         self, first: Side, second: Side, *, activation: bool | None, at_once: int
     ) -> list[ScoringRequestOutput]:
-        """Return a score for each pair, in order. Raises as ``pool``, without ``answers``."""
+        """Return a score for each pair, in order.
+
+        Raises the errors of ``pool``, but without their ``answers``.
+        """
         work = score_batch(
             self._llm, first, second, activation=activation, at_once=at_once, seconds=STEP_SECONDS
         )

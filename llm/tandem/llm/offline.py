@@ -214,8 +214,9 @@ class LLM:
         documents: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Return answers to one chat or several, in order. Raises as ``generate`` does. If ``chat``
-        has a template, chats are checked only when they are added.
+        """Return answers to one chat or several, in order. Raises the errors of ``generate``.
+
+        If ``chat`` has a template, chats are checked only when they are added.
 
         ``chat`` combines the options after it; only one of the two may be given.
         """
@@ -270,7 +271,7 @@ class LLM:
     ) -> list[PoolingRequestOutput]:
         """Return the output of ``pooling_params.task`` for each prompt.
 
-        The default is a vector for each of its tokens. Raises as ``embed``.
+        The default is a vector for each of its tokens. Raises the errors of ``embed``.
         """
         given = pooling_params or PoolingParams(task=PoolingTask.TOKEN_EMBED)
         return self._pool(
@@ -290,7 +291,7 @@ class LLM:
     ) -> list[ClassificationRequestOutput]:
         """Return a probability for each label of the model, in the order of its config.json.
 
-        Raises as ``embed``, and InvalidParameter for a model without a head.
+        Raises the errors of ``embed``, and InvalidParameter for a model without a head.
         """
         params = _of_task(pooling_params, PoolingTask.CLASSIFY)
         return self._pool(

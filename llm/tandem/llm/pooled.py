@@ -198,7 +198,10 @@ async def score_batch(
     at_once: int,
     seconds: float,
 ) -> list[ScoringRequestOutput]:
-    """Return a score per pair, in order. Raises as ``pool_batch``, without ``answers``."""
+    """Return a score for each pair, in order.
+
+    Raises the errors of ``pool_batch``, but without their ``answers``.
+    """
     prepared = await prepare_scores(llm, first, second, activation=activation)
     seats = asyncio.Semaphore(at_once)
 

@@ -27,7 +27,7 @@ _FADE = 16
 
 
 class Rate:
-    """Best rate in bytes a second, fading: predictions are rather too early than too late."""
+    """Best rate in bytes per second, fading: predictions are rather too early than too late."""
 
     def __init__(self) -> None:
         self._rate = 0.0

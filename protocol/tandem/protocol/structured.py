@@ -35,7 +35,7 @@ KEYWORDS = frozenset(
 """Keywords that may restrict values, up to draft 2020-12."""
 
 
-def says(keyword: str, value: object) -> bool:
+def restricts(keyword: str, value: object) -> bool:
     """Return whether a keyword with a value may restrict values."""
     if keyword == "format":
         return not isinstance(value, str) or value in FORMATS

@@ -42,7 +42,7 @@ def heard(line: Line) -> ToWorker:
     found: list[ToWorker] = []
 
     def told() -> bool:
-        message = line.hear()
+        message = line.receive()
         found.extend([] if message is None else [message])
         return bool(found)
 
@@ -63,7 +63,7 @@ def test_a_producer_of_a_gpu_that_cannot_be_used_is_rejected(
     kv_cache, size = HostCopier().share(producer.kv_cache)
     line = Line(folder)
     assert isinstance(heard(line), Hello)
-    line.say(
+    line.send_message(
         Give(VERSION, new_incarnation(), b"s" * 32, (size, 4096, 4096), 4096, GPU), [kv_cache] * 3
     )
     answer = heard(line)

@@ -230,13 +230,13 @@ class Overheard:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.messages: list[bytes] = []
-        say = Line.say
+        say = Line.send_message
 
         def keep(line: Line, message: Any, *args: Any) -> bool:
             self.messages.append(encode(message))
             return say(line, message, *args)
 
-        monkeypatch.setattr(Line, "say", keep)
+        monkeypatch.setattr(Line, "send_message", keep)
 
 
 def test_no_secret_is_sent_to_the_agent(

@@ -100,7 +100,7 @@ class Liar:
         )
         return Welcome(msgspec.structs.replace(card, **changes))
 
-    def hear(self, seconds: float = SECONDS) -> Any:
+    def receive(self, seconds: float = SECONDS) -> Any:
         if not self.socket.poll(int(1000 * seconds)):
             return None
         self.caller, head, payload = self.socket.recv_multipart()
@@ -112,12 +112,12 @@ class Liar:
     def until(self, *kinds: type) -> Any:
         """The next message of one of these kinds; RESET ends the waiting, too."""
         while True:
-            message = self.hear()
+            message = self.receive()
             assert message is not None, f"D never said {kinds}"
             if isinstance(message, (*kinds, Reset)):
                 return message
 
-    def say(self, *messages: Any) -> None:
+    def send_message(self, *messages: Any) -> None:
         for message in messages:
             self.send([self.link.seal(), encode(message)])
 
@@ -126,7 +126,7 @@ class Liar:
 
     def fence(self) -> None:
         """D's two threads have heard all that was said, or have given this link up."""
-        self.say(Ready(FENCE, 1, 1, (Item(0, KVKind.FULL, 0, 1),)))
+        self.send_message(Ready(FENCE, 1, 1, (Item(0, KVKind.FULL, 0, 1),)))
         while True:
             message = self.until(Done, Hello)
             if not isinstance(message, Done) or message.key == FENCE:
@@ -196,11 +196,11 @@ def test_whatever_a_card_says_only_its_link_fails(
     probe fails, and D goes on."""
     with closing(Liar(stage.connector)) as liar:
         stage.meet(liar)
-        liar.say(liar.welcome(**changes))
-        heard = liar.hear(0.3)
+        liar.send_message(liar.welcome(**changes))
+        heard = liar.receive(0.3)
         if isinstance(heard, Probe):
-            liar.say(ProbeReady(heard.number, nbytes))
-            liar.hear(0.2)
+            liar.send_message(ProbeReady(heard.number, nbytes))
+            liar.receive(0.2)
         stage.consumer.service.set_peers([])
         stage.check(None)
 
@@ -216,15 +216,15 @@ def _deep(liar: Liar, stage: Stage, key: RequestKey, depth: int) -> None:
         early = copied and depth < 3
         empty = ((),) if copied else ()
         upto, blocks = (0, empty) if early else (TOKENS, named)
-        liar.say(Ready(key, upto, TOKENS, whole, blocks))
+        liar.send_message(Ready(key, upto, TOKENS, whole, blocks))
     if depth > 1:
         stage.consumer.load(key, TARGET)
         if not copied:
             liar.until(Want)
     if depth > 2 and not copied:
-        liar.say(Part(key, 0, 0, 4, 0, HEADER_BYTES + LAYOUT.block_bytes))
+        liar.send_message(Part(key, 0, 0, 4, 0, HEADER_BYTES + LAYOUT.block_bytes))
     if depth > 3:
-        liar.say(Final(key, (FirstToken(0, 42),)))
+        liar.send_message(Final(key, (FirstToken(0, 42),)))
 
 
 _PARTS = st.builds(
@@ -259,9 +259,9 @@ def test_whatever_a_producer_says_only_its_own_ends(
     blocks that were given for it."""
     with closing(Liar(stage.connector)) as liar:
         stage.meet(liar)
-        liar.say(liar.welcome())
+        liar.send_message(liar.welcome())
         probe = liar.until(Probe)
-        liar.say(ProbeReady(probe.number, SLOT))
+        liar.send_message(ProbeReady(probe.number, SLOT))
         stage.consumer.until(lambda: stage.consumer.service.peer_up(liar.me))
         number = next(_numbers)
         keys = {name: make_key(f"{name}{number}") for name in NAMES}
@@ -281,7 +281,7 @@ def test_garbage_is_counted_and_ends_nothing(stage: Stage, said: list[Any]) -> N
     """What is no message changes nothing: the link stands, and each is counted."""
     with closing(Liar(stage.connector)) as liar:
         stage.meet(liar)
-        liar.say(liar.welcome())
+        liar.send_message(liar.welcome())
         probe = liar.until(Probe)
         before, sent = stage.consumer.metric(GARBAGE, port="control"), 0
         keys = {name: make_key(name) for name in NAMES}
@@ -293,7 +293,7 @@ def test_garbage_is_counted_and_ends_nothing(stage: Stage, said: list[Any]) -> N
             liar.link._sent -= 1
             liar.send([head, payload])
             sent += 1
-        liar.say(ProbeReady(probe.number, SLOT))
+        liar.send_message(ProbeReady(probe.number, SLOT))
         stage.consumer.until(lambda: stage.consumer.service.peer_up(liar.me))
         assert stage.consumer.metric(GARBAGE, port="control") == before + sent
         stage.check(None)

@@ -139,7 +139,7 @@ class RouterLinks:
         self.take = self.listener.take
         self._by_peer = self.listener.by_peer
 
-    def say(self, router: Incarnation | None, message: ToRouter) -> None:
+    def send_message(self, router: Incarnation | None, message: ToRouter) -> None:
         if router is None:
             self.listener.say_all(encode(message))
             return
@@ -152,7 +152,7 @@ class RouterLinks:
     def beat(self, beat: WorkerBeat, now: float, late: float) -> None:
         """Drop silent routers (see ``Listener.drop_silent``), send the others a beat."""
         self.listener.drop_silent(now, late)
-        self.say(None, beat)
+        self.send_message(None, beat)
 
     # Methods of the listener's host.
 
@@ -351,7 +351,7 @@ class IOThread(threading.Thread):
 
     def _send_queued(self) -> None:
         for router, message in self._outbox.take():
-            self._links.say(router, message)
+            self._links.send_message(router, message)
 
     def _write(self, parts: list[bytes]) -> bool:
         try:

@@ -14,7 +14,7 @@ from tandem.base.settings import (
 from tandem.engine.config.model import DTYPES
 from tandem.protocol.errors import InvalidParameter
 
-"""Upper bound of a device's stated operations or bytes a second."""
+"""Upper bound of a device's stated operations or bytes per second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

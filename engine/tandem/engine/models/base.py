@@ -56,7 +56,7 @@ class StepContext:
     """Token types, int64 [tokens]; None if all are 0, or the model has no types."""
     embedded: EmbeddedTokens | None = None
     """Tokens with vectors, for decoders; None if every token has an id."""
-    nearly: LastLayersQueued | None = None
+    on_last_layers: LastLayersQueued | None = None
     """Callback of decoders."""
 
     @cached_property

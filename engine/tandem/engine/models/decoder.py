@@ -125,7 +125,7 @@ class Decoder:
         if step.embedded is not None:
             step.embedded.put(stream)
         *layers, last = self.layers
-        near = step.nearly
+        near = step.on_last_layers
         at = len(layers) if near is None else max(0, len(self.layers) - near.layers_left)
         for layer in layers[:at]:
             stream = layer(stream, step)

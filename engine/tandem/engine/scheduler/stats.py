@@ -132,7 +132,7 @@ class StepStats:
 
 
 class PrefillRate:
-    """Prompt tokens a second, for placement: the median over the tokens of the last steps.
+    """Prompt tokens per second, for placement: the median over the tokens of the last steps.
 
     Neither small steps nor one that built kernels predict a long prompt.
     """
@@ -170,7 +170,7 @@ class PromptLoad:
         self._count += prompts
 
     def report(self, now: float) -> tuple[float, float]:
-        """Return the share of the time, 0 to 1, and prompts a second."""
+        """Return the share of the time, 0 to 1, and prompts per second."""
         self._fade(now)
         return min(1.0, self._seconds / SHARE_SECONDS), self._count / SHARE_SECONDS
 

@@ -40,7 +40,7 @@ _MOST_LEFT = 5
 
 @dataclass(frozen=True)
 class StepRows:
-    """A plan's rows as columns, one entry a row."""
+    """A plan's rows as columns, one entry per row."""
 
     index: NDArray[np.int64]
     """Rows of the batch."""

@@ -33,7 +33,7 @@ class LaunchedStep:
     """Event after all of its writes and copies, once they are queued."""
     written: DeviceEvent | None = None
     """Event after the KV of a step with prompts, before the head; None: as ``moment``."""
-    nearly: DeviceEvent | None = None
+    before_last_layers: DeviceEvent | None = None
     """Event some ms earlier, between two layers of such a step; None: as ``written``."""
     stored: DeviceEvent | None = None
     """Event after all stores to host memory so far; None: as ``moment``."""
@@ -67,7 +67,7 @@ class LaunchedStep:
     def wait_nearly(self, seconds: float = WAIT_SECONDS) -> DeviceEvent:
         """Return the event after all KV of the step, once it is near. Raises TimeoutError."""
         written = self.written or self.moment
-        (self.nearly or written).wait(seconds)
+        (self.before_last_layers or written).wait(seconds)
         return written
 
     @torch.inference_mode()

@@ -149,7 +149,7 @@ class StepColumns(Protocol):
 
 
 class PoolingCursor(NamedTuple):
-    """Position of a step in the pooled prompts, an entry a row."""
+    """Position of a step in the pooled prompts, one entry per row."""
 
     first: Index
     """Position of the row's first token: 0 if its prompt begins."""

@@ -265,7 +265,7 @@ class ModelRunner:
         inputs: StepInputs,
         token_types: Tensor | None = None,
         embedded: EmbeddedTokens | None = None,
-        nearly: LastLayersQueued | None = None,
+        on_last_layers: LastLayersQueued | None = None,
     ) -> Tensor:
         """Write the step's KV; return hidden states [num_logits, hidden] after the last norm.
         ``token_types``: int64 [tokens], None if all are 0; ``embedded``: tokens without ids."""
@@ -278,7 +278,7 @@ class ModelRunner:
             kv=self.kv_cache.layers,
             token_types=token_types,
             embedded=embedded,
-            nearly=nearly,
+            on_last_layers=on_last_layers,
         )
         return self.model.forward(self.stager.token_ids(inputs), step, inputs.logits_indices)
 
@@ -301,16 +301,18 @@ class ModelRunner:
             drafted = SpecSamples.of(
                 launched.drafts, launched.sampled_rows, drawing, rows, self.batch
             )
-        nearly = None
+        on_last_layers = None
         if rows.shape.chunks:
-            nearly = LastLayersQueued(rows.layers_left, partial(self._note_nearly, launched))
-        hidden, inputs = self._forward(rows, drawing, more, drafted, nearly)
+            on_last_layers = LastLayersQueued(
+                rows.layers_left, partial(self._note_before_last_layers, launched)
+            )
+        hidden, inputs = self._forward(rows, drawing, more, drafted, on_last_layers)
         if rows.shape.chunks:
             launched.written = moment(self.stager.device)
         return _Computed(launched, rows, drawing, inputs, hidden, scored, pooled, drafted)
 
-    def _note_nearly(self, launched: LaunchedStep) -> None:
-        launched.nearly = moment(self.stager.device)
+    def _note_before_last_layers(self, launched: LaunchedStep) -> None:
+        launched.before_last_layers = moment(self.stager.device)
 
     def _finish(self, launched: LaunchedStep, computed: _Computed | None) -> None:
         if computed is not None:
@@ -342,7 +344,7 @@ class ModelRunner:
         drawing: NDArray[np.int64] | slice,
         more: Sequence[NDArray[np.int64]],
         drafted: SpecSamples | None,
-        nearly: LastLayersQueued | None,
+        on_last_layers: LastLayersQueued | None,
     ) -> tuple[Tensor, StepInputs]:
         indices: NDArray[np.int64] | None
         if drafted is not None:
@@ -364,7 +366,7 @@ class ModelRunner:
             hidden = self.graphs.replay(inputs.shape)
         else:
             on_step = None if types is None else index_on(types, device)
-            hidden = self.hidden(inputs, on_step, embedded, nearly)
+            hidden = self.hidden(inputs, on_step, embedded, on_last_layers)
         return (hidden if inputs.kept is None else hidden[inputs.kept]), inputs
 
     def choose(

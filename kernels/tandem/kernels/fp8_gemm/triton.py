@@ -1,4 +1,4 @@
-"""Product in Triton. Roofline: at few rows, a byte a weight over the memory's read rate."""
+"""Product in Triton. Roofline: at few rows, one byte per weight over the memory's read rate."""
 
 from __future__ import annotations
 

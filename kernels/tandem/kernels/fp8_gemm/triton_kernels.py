@@ -14,8 +14,9 @@ def multiply_blocks(
     """Compute out = x @ (weight * scale of its block).T + bias. Grid: (tiles of outputs, tiles of
     rows).
 
-    x [rows, inner], weight [outputs, inner] of e4m3, scale float32 a block of BLOCK x BLOCK, each
-    with a row stride; out [rows, outputs] dense. BN divides BLOCK, so a tile has one scale a step.
+    x [rows, inner], weight [outputs, inner] of e4m3, one float32 scale
+    per block of BLOCK x BLOCK, each with a row stride; out [rows, outputs] dense. BN divides BLOCK,
+    so a tile has one scale per step.
     """
     first = tl.program_id(0) * BN
     n = first + tl.arange(0, BN)

@@ -1,9 +1,9 @@
 """Jit code of products with few rows for Hopper: the weight streams through shared memory.
 
 `GROUP` tiles of `BN` outputs are multiplied with the same rows of x. A group's inner dimension is
-cut into `SPLIT` pieces, shared out over at most a program a multiprocessor. A producer warp copies
-`BK` of the inner dimension by TMA into a ring of `STAGES`, with weights before the kernel ahead has
-ended. A warpgroup multiplies, with the weight as the left operand.
+cut into `SPLIT` pieces, distributed over at most one program per multiprocessor. A producer warp
+copies `BK` of the inner dimension by TMA into a ring of `STAGES`, with weights before the kernel
+ahead has ended. A warpgroup multiplies, with the weight as the left operand.
 
 The last program of a split group adds the parts in a fixed order, so that results do not vary.
 """

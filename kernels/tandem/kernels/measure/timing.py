@@ -33,7 +33,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A batch with its KV cache; q has one entry a layer, so that repeated launches find cold
+    """A batch with its KV cache; q has one entry per layer, so that repeated launches find cold
     pages."""
 
     q: Tensor

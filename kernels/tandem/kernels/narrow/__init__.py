@@ -1,4 +1,4 @@
-"""Rows of numbers as float8_e4m3fn bytes with a scale a row, and back.
+"""Rows of numbers as float8_e4m3fn bytes with one scale per row, and back.
 
 A row's largest magnitude becomes the type's largest number.
 """

@@ -1,4 +1,4 @@
-"""Jit code of the norms, a program a row."""
+"""Jit code of the norms, one program per row."""
 
 from __future__ import annotations
 

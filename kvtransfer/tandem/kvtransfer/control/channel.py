@@ -18,7 +18,15 @@ from typing import Any
 import zmq
 
 from tandem.kvtransfer.config import KVTransferConfig
-from tandem.kvtransfer.control.mail import Drop, FromPeer, Say, SetPeers, Stop, ToControl, ToMover
+from tandem.kvtransfer.control.mail import (
+    Drop,
+    FromPeer,
+    SendMessage,
+    SetPeers,
+    Stop,
+    ToControl,
+    ToMover,
+)
 from tandem.kvtransfer.handoff.actions import Millis
 from tandem.kvtransfer.handoff.messages import MAX_MESSAGE_BYTES
 from tandem.kvtransfer.metrics import HandoffMetrics
@@ -131,7 +139,7 @@ class Channel:
     def on_ready(self, ready: dict[object, int], now: Millis) -> None:
         raise NotImplementedError
 
-    def on_item(self, item: Say | Drop | SetPeers, now: Millis) -> None:
+    def on_item(self, item: SendMessage | Drop | SetPeers, now: Millis) -> None:
         raise NotImplementedError
 
     def on_due(self, now: Millis) -> None:

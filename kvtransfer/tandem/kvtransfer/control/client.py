@@ -24,7 +24,7 @@ from tandem.kvtransfer.control.mail import (
     LinkDown,
     LinkNumber,
     LinkUp,
-    Say,
+    SendMessage,
     SetPeers,
 )
 from tandem.kvtransfer.errors import TransportError
@@ -205,14 +205,14 @@ class ControlClient(Channel):
         due = [each.retry_at for each in self._producers.values() if each.link is None]
         return min([super().next_wake(), *due])
 
-    def on_item(self, item: Say | Drop | SetPeers, now: Millis) -> None:
+    def on_item(self, item: SendMessage | Drop | SetPeers, now: Millis) -> None:
         if isinstance(item, SetPeers):
             self._set_peers(item.endpoints, now)
             return
         producer = self._by_number.get(item.link)
         if producer is None:
             return
-        if isinstance(item, Say):
+        if isinstance(item, SendMessage):
             self._send(producer, item.message, now)
         else:
             self._send(producer, Reset(item.reason[:500]), now)

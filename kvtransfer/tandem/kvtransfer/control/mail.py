@@ -59,7 +59,7 @@ class MessageTooLong:
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class SendMessage:
     """Send a message if this link is still up."""
 
     link: LinkNumber
@@ -92,4 +92,4 @@ class Stop:
 
 
 ToMover = LinkUp | LinkDown | FromPeer | MessageTooLong
-ToControl = Say | Drop | SetPeers | Stop
+ToControl = SendMessage | Drop | SetPeers | Stop

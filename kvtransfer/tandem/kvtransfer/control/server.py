@@ -20,7 +20,7 @@ from tandem.kvtransfer.control.mail import (
     LinkNumber,
     LinkUp,
     MessageTooLong,
-    Say,
+    SendMessage,
     SetPeers,
     ToMover,
 )
@@ -111,13 +111,13 @@ class ControlServer(Channel):
             if frame is not None:
                 self._listener.take(frame, now / 1000)
 
-    def on_item(self, item: Say | Drop | SetPeers, now: Millis) -> None:
+    def on_item(self, item: SendMessage | Drop | SetPeers, now: Millis) -> None:
         if isinstance(item, SetPeers):
             return
         link = self._links.get(item.link)
         if link is None:
             return
-        if isinstance(item, Say):
+        if isinstance(item, SendMessage):
             self._send_message(link, item.message)
         else:
             self._listener.drop(link, item.reason)
@@ -131,7 +131,7 @@ class ControlServer(Channel):
             )
             self._deliver(MessageTooLong(link.peer, LinkNumber(link.number), message.key))
         else:
-            self._listener.say(link, data)
+            self._listener.send_message(link, data)
 
     def on_tick(self, now: Millis, late: float = 0.0) -> None:
         self._listener.drop_silent(now / 1000, late)

@@ -149,7 +149,7 @@ class PartPacking(Packing):
 
 @dataclass(frozen=True, slots=True)
 class NarrowPacking(Packing):
-    """Packing of blocks or parts as float8 with a scale a run; one at a time, to keep temporaries
+    """Packing of blocks or parts as float8 with a scale per run; one at a time, to keep temporaries
     small."""
 
     inner: Packing

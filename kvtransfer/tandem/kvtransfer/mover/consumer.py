@@ -256,14 +256,14 @@ class ConsumerMover(LinkedMover):
     def execute(self, action: Action, now: Millis) -> list[Action]:
         if isinstance(action, Send):
             self.phases.sent(action.message)
-            self.say(action.to, action.message)
+            self.send_message(action.to, action.message)
         elif isinstance(action, EmitEvent):
             event = self.phases.note_event(action.event)
             if not isinstance(action.event, Ready):
                 self.throughput.end(action.event.key)
                 if getattr(action.event, "blocks_free", True):  # else copies are still checked
                     self._hashes.pop(action.event.key, None)
-            self.tell(event)  # type: ignore[arg-type]
+            self.queue_event(event)  # type: ignore[arg-type]
         elif isinstance(action, Read):
             return self._read(action, now)
         elif isinstance(action, Unpack):

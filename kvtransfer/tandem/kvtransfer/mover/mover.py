@@ -25,7 +25,7 @@ from tandem.kvtransfer.control.mail import (
     LinkDown,
     LinkNumber,
     LinkUp,
-    Say,
+    SendMessage,
 )
 from tandem.kvtransfer.handoff import pull as d_events
 from tandem.kvtransfer.handoff.actions import Action, Millis
@@ -260,14 +260,14 @@ class Mover(Generic[Item, Event]):
 
     # Methods that both halves share.
 
-    def say(self, peer: Incarnation, message: Message) -> None:
+    def send_message(self, peer: Incarnation, message: Message) -> None:
         """Send on the current link, if there is one."""
         link = self._links.get(peer)
         if link is not None and self.control is not None:
-            self.control.post(Say(link, message))
+            self.control.post(SendMessage(link, message))
             self._has_sent = True
 
-    def tell(self, event: Event) -> None:
+    def queue_event(self, event: Event) -> None:
         """Queue for the engine's thread and wake it."""
         self._outbox.append(event)
         self.parts.notify()

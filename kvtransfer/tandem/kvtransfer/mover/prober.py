@@ -53,7 +53,7 @@ class _Unused:
     """A link by which only its pattern has come."""
 
     best: float
-    """Bytes a second of the fastest probe."""
+    """Bytes per second of the fastest probe."""
     turns: int = 0
     """Number of repeated probes, including one that is about to begin."""
     at: Millis | None = None
@@ -79,7 +79,7 @@ class Links(Protocol):
 
     def welcome_of(self, peer: Incarnation) -> ProducerCard | None: ...
 
-    def say(self, peer: Incarnation, message: Message) -> None: ...
+    def send_message(self, peer: Incarnation, message: Message) -> None: ...
 
     def start_read(self, item: Read, now: Millis, check: Check = ...) -> None:
         """Begin a read, whose end calls ``Prober.read_ended``."""
@@ -134,7 +134,7 @@ class Prober:
         number = next(self._numbers)
         until = Millis(now + millis(self._mover.config.kv_connect_seconds))
         self._probing[peer] = _Probing(number, until, again=again)
-        self._mover.say(peer, Probe(number))
+        self._mover.send_message(peer, Probe(number))
 
     def used(self, peer: Incarnation) -> None:
         """Stop repeated probes: KV measures the rate from now on."""
@@ -192,10 +192,10 @@ class Prober:
             return actions
         if right:
             seconds = max(time.perf_counter() - probing.started, 1e-6)
-            mover.say(read.peer, ProbeDone(probing.number, True))
+            mover.send_message(read.peer, ProbeDone(probing.number, True))
             self._measured(read.peer, read.nbytes / seconds, now, again=probing.again)
         else:
-            mover.say(read.peer, ProbeDone(probing.number, False))
+            mover.send_message(read.peer, ProbeDone(probing.number, False))
             fault = "the pattern is wrong" if done else "the pattern could not be read"
             self._fail(read.peer, fault, now)
         return actions

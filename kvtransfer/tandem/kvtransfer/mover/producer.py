@@ -285,7 +285,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         """Send READY again shortly before the prompt's last KV is written, to wake D's threads."""
         self.stay_awake()
         if export.opened and export.begun and export.state is PState.COMPUTING:
-            self.say(export.consumer, say_ready(export, self.table.policy))
+            self.send_message(export.consumer, say_ready(export, self.table.policy))
 
     def _take_message(self, item: FromPeer, now: Millis) -> list[Action]:
         message, peer = item.message, item.peer
@@ -293,7 +293,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
             return [Count("p:message of an old link")]
         self.active()
         if isinstance(message, Probe):
-            self.say(peer, ProbeReady(message.number, self._pattern_bytes))
+            self.send_message(peer, ProbeReady(message.number, self._pattern_bytes))
             return []
         if isinstance(message, ProbeDone):
             return []
@@ -311,11 +311,11 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         if isinstance(action, Send):
             if isinstance(action.message, Committed) and not action.message.key.is_pull:
                 self.metrics.endings_of("producer", "committed").inc()
-            self.say(action.to, action.message)
+            self.send_message(action.to, action.message)
         elif isinstance(action, EmitEvent):
             if isinstance(action.event, LoadFailed) and not action.event.key.is_pull:
                 self.metrics.failures.labels("producer", action.event.cause).inc()
-            self.tell(action.event)  # type: ignore[arg-type]
+            self.queue_event(action.event)  # type: ignore[arg-type]
         elif isinstance(action, Pack):
             self._packs.add(action)
         elif isinstance(action, Tag | Untag):

@@ -39,7 +39,7 @@ PHASES_OF_WAITING = ("reserve", "pack", "slot", "read", "unpack", "commit")
 @dataclass(slots=True)
 class _Link:
     best_read: float = 0.0
-    """Bytes a second of the fastest single read."""
+    """Bytes per second of the fastest single read."""
     throughput: float = 0.0
     busy: float = 0.0
     moved: int = 0

@@ -32,7 +32,7 @@ def status_of(config: NodeAgentConfig) -> dict[str, int]:
     line = Line(open_folder(config.kv_node_folder))
     try:
         check_hello(_next(line))
-        line.say(Status())
+        line.send_message(Status())
         answer = _next(line)
     finally:
         line.close()
@@ -44,7 +44,7 @@ def status_of(config: NodeAgentConfig) -> dict[str, int]:
 def _next(line: Line) -> ToWorker:
     poll = select.poll()
     poll.register(line.fileno(), select.POLLIN)
-    if not poll.poll(STATUS_SECONDS * 1000) or (message := line.hear()) is None:
+    if not poll.poll(STATUS_SECONDS * 1000) or (message := line.receive()) is None:
         raise TransportError(f"the node's agent does not answer within {STATUS_SECONDS:g} s")
     return message
 

@@ -125,7 +125,7 @@ class Caller:
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise Garbage(f"no message: {error}") from error
 
-    def say(self, message: ToWorker, slot: int | None = None) -> None:
+    def send_message(self, message: ToWorker, slot: int | None = None) -> None:
         """Send an answer, now or when its socket has room; ``slot`` is free again once sent."""
         self._unsaid.append((encode(message), slot))
         self.flush()
@@ -312,7 +312,7 @@ class NodeAgent:
             return
         self._callers[sock] = caller
         self._selector.register(sock, selectors.EVENT_READ)
-        caller.say(Hello(VERSION, caller.challenge))
+        caller.send_message(Hello(VERSION, caller.challenge))
 
     def _receive(self, caller: Caller) -> None:
         try:
@@ -328,7 +328,7 @@ class NodeAgent:
 
     def _take(self, caller: Caller, message: ToAgent, files: list[int]) -> None:
         if isinstance(message, Status):
-            caller.say(Counts(self.status()))
+            caller.send_message(Counts(self.status()))
             return
         if isinstance(message, Copy):
             if caller.consumer is None or files:
@@ -339,11 +339,11 @@ class NodeAgent:
             raise Garbage(f"{len(files)} descriptors, or a second registration")
         reason = self._register(caller, message, files)
         if reason is None:
-            caller.say(Registered())
+            caller.send_message(Registered())
             return
         self.counts["rejected"] += 1
         logger.warning("a worker is not registered: %s", reason)
-        caller.say(Rejected(reason))
+        caller.send_message(Rejected(reason))
         caller.ended = True
 
     def _register(self, caller: Caller, registration: Give | Take, files: list[int]) -> str | None:
@@ -380,7 +380,7 @@ class NodeAgent:
 
     def _refuse(self, caller: Caller, request: Copy, fault: Fault, slot: int | None = None) -> None:
         self.counts[f"refused: {fault.name.lower()}"] += 1
-        caller.say(Refused(request.number, fault), slot)
+        caller.send_message(Refused(request.number, fault), slot)
 
     def _begin(self, caller: Caller, request: Copy) -> None:
         assert caller.consumer is not None, "it has asked"
@@ -405,7 +405,7 @@ class NodeAgent:
             self.counts["copies"] += 1
             self.counts["bytes"] += len(request.places) * request.size
             if not caller.ended:
-                caller.say(copy.answer(), request.slot)
+                caller.send_message(copy.answer(), request.slot)
             copy.end()
 
     def _close(self, caller: Caller) -> None:

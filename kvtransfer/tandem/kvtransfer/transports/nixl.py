@@ -73,7 +73,7 @@ def _agent_name(incarnation: Incarnation, role: str) -> str:
 
 def _header_of(agent: str) -> bytes:
     """Return the start of an agent's metadata (nixlSerDes of 1.5.1). With another agent's name, a
-    peer could have that agent's metadata refused for good."""
+    peer could have that agent's metadata refused permanently."""
     return b"nixlSerDes|Agent" + struct.pack("<Q", len(agent)) + agent.encode()
 
 

@@ -26,7 +26,7 @@ from tandem.operator.decide.rollout import (
     token_of,
 )
 from tandem.operator.decide.scaling import Wanted, gives_back, wanted
-from tandem.operator.decide.words import Word, told_of
+from tandem.operator.decide.words import Word, condition_of
 from tandem.operator.desired.capability import unsupported
 from tandem.operator.desired.compose import target_revisions
 from tandem.operator.desired.facts import Facts
@@ -262,7 +262,7 @@ def _tried_anew(seen: Seen) -> RolloutStatus:
     targets = {(Role(role), name) for role, name in memory.targets.items()}
     if seen.generation == seen.status.observed_generation or targets <= seen.workloads.keys():
         return memory
-    accepted = told_of(seen.status.conditions, ConditionType.ACCEPTED)
+    accepted = condition_of(seen.status.conditions, ConditionType.ACCEPTED)
     if memory.failed is None and (accepted is None or accepted.status == "True"):
         return memory  # in progress: a role that waits has no Deployment yet
     return msgspec.structs.replace(memory, failed=None, progressed_at=None)

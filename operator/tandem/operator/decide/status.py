@@ -27,7 +27,7 @@ from tandem.operator.decide.modelcheck import ModelVerdict
 from tandem.operator.decide.observe import PodView, Problem, WorkloadView
 from tandem.operator.decide.rollout import Decision, Phase, token_name
 from tandem.operator.decide.scaling import Wanted, scaling_word
-from tandem.operator.decide.words import Truth, Verdict, Word, conditions_of, told_of
+from tandem.operator.decide.words import Truth, Verdict, Word, condition_of, conditions_of
 from tandem.operator.desired.naming import WORKERS, Identity, Role
 from tandem.operator.desired.policy import (
     answering_role,
@@ -338,7 +338,7 @@ def _failed_text(inputs: StatusInputs, before: LLMServiceStatus) -> str:
     After its pods are deleted, the message of the last status is kept.
     """
     memory, pilot = inputs.decision.memory, inputs.pilot
-    degraded = told_of(before.conditions, ConditionType.DEGRADED)
+    degraded = condition_of(before.conditions, ConditionType.DEGRADED)
     gone = bool(memory.stable) and before.rollout.failed == memory.failed
     if gone and degraded is not None and degraded.reason == Reason.DEADLINE_EXCEEDED:
         return degraded.message

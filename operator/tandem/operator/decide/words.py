@@ -27,7 +27,7 @@ Word = tuple[Truth, Reason, str]
 _MAX_MESSAGE = 2000
 
 
-def told_of(before: list[Condition], kind: ConditionType) -> Condition | None:
+def condition_of(before: list[Condition], kind: ConditionType) -> Condition | None:
     """Return the last condition of a type, or None."""
     return next((each for each in before if each.type == kind), None)
 

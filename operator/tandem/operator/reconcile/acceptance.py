@@ -40,11 +40,11 @@ Asked = dict[str, Decimal]
 
 def fits(pod: Manifest, old: Manifest) -> bool:
     """Return whether a pod requests no more than one of the spec ``old``. Raises ValueError."""
-    there = asked_of(old)
-    return all(amount <= there.get(name, 0) for name, amount in asked_of(pod).items())
+    there = resources_of(old)
+    return all(amount <= there.get(name, 0) for name, amount in resources_of(pod).items())
 
 
-def asked_of(pod: Manifest) -> Asked:
+def resources_of(pod: Manifest) -> Asked:
     """Return the amounts of a pod for a quota. Raises ValueError."""
     inits = pod.get("initContainers") or ()
     running = [*pod["containers"], *(each for each in inits if _stays(each)), pod]

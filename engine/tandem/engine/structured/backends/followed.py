@@ -9,7 +9,7 @@ from typing import Any
 
 from tandem.engine.structured.errors import GrammarError
 from tandem.engine.structured.rewrite import subschemas
-from tandem.protocol.structured import StructuredOutputsParams, says
+from tandem.protocol.structured import StructuredOutputsParams, restricts
 
 LEAF_SHAPES = (
     "type minLength maxLength",
@@ -73,7 +73,7 @@ def schema_of(
         raise GrammarError(f"a schema that is an object, for {name}")
     sets = [set(shape.split()) for shape in shapes]
     for place, each in subschemas(schema):
-        used = {key for key, value in each.items() if says(key, value)}
+        used = {key for key, value in each.items() if restricts(key, value)}
         if place == "/":
             used.discard("$id")
         for key in each.keys() - used - {"$defs", "definitions"}:

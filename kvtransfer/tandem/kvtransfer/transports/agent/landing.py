@@ -113,7 +113,7 @@ class Asker:
         if self._line is None:
             return
         self._send_queued(self._line)
-        while (message := self._line.hear()) is not None:
+        while (message := self._line.receive()) is not None:
             self._received_at = time.monotonic()
             if self._greeted is None:
                 self._register(self._line, check_hello(message))
@@ -157,7 +157,7 @@ class Asker:
             registration = Take(
                 *named, slot_bytes, num_slots, block_bytes, where, greeted.consumers
             )
-            if not line.say(registration, [descriptor]):
+            if not line.send_message(registration, [descriptor]):
                 raise TransportError("the node's agent accepts no registration")
         finally:
             os.close(descriptor)
@@ -167,7 +167,7 @@ class Asker:
         while self._greeted is not None and self._unsent:
             request, key = self._unsent[0]
             proof = consumers_proof(key, self._greeted, request.producer, request.consumer)
-            if not line.say(msgspec.structs.replace(request, proof=proof)):
+            if not line.send_message(msgspec.structs.replace(request, proof=proof)):
                 return
             self._asked[request.number] = self._unsent.popleft()
 
@@ -262,7 +262,7 @@ class Giver:
         if hello is None:
             raise TransportError("the node's agent does not answer")
         check_hello(hello)
-        if not line.say(self._registration, self._given.descriptors):
+        if not line.send_message(self._registration, self._given.descriptors):
             raise TransportError("the node's agent accepts no registration")
         answer = self._wait(line, ANSWER_SECONDS)
         if isinstance(answer, Rejected):
@@ -281,7 +281,7 @@ class Giver:
         ready = dict(poll.poll(None if seconds is None else seconds * 1000))
         if self._stop_reader.fileno() in ready:
             raise InterruptedError
-        return line.hear() if ready else None
+        return line.receive() if ready else None
 
     def _stops(self, seconds: float) -> bool:
         poll = select.poll()

@@ -68,7 +68,7 @@ class Line:
         """Return the descriptor, readable when a message has come."""
         return self._sock.fileno()
 
-    def say(self, message: ToAgent, descriptors: Sequence[int] = ()) -> bool:
+    def send_message(self, message: ToAgent, descriptors: Sequence[int] = ()) -> bool:
         """Send a message; return whether the socket took it. The descriptors stay the caller's.
         Raises TransportError if the agent is gone."""
         try:
@@ -82,7 +82,7 @@ class Line:
             raise TransportError(f"the node's agent has ended: {error}") from error
         return True
 
-    def hear(self) -> ToWorker | None:
+    def receive(self) -> ToWorker | None:
         """Return the next message, or None. Raises TransportError if the agent is gone, or the
         message is invalid."""
         try:

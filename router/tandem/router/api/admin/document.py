@@ -95,7 +95,7 @@ class Operation:
     names_events: bool = False
     """Whether an event has its name in addition to its data."""
     errors: tuple[int, ...] = (500, 503)
-    says: tuple[int, ...] = ()
+    other_statuses: tuple[int, ...] = ()
     """Statuses other than 200 with the same object instead of an error."""
     fails: type[BaseModel] = types.ErrorBody
     queries: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
@@ -172,13 +172,13 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         takes=schemas.DetokenizeBody, gives=types.Text, errors=(*_TAKING, 503)
     ),
     ("get", "/"): Operation(gives=types.Status),
-    ("get", "/health"): Operation(gives=types.Status, says=(503,)),
-    ("get", "/ping"): Operation(gives=types.Status, says=(503,)),
-    ("post", "/ping"): Operation(gives=types.Status, says=(503,)),
+    ("get", "/health"): Operation(gives=types.Status, other_statuses=(503,)),
+    ("get", "/ping"): Operation(gives=types.Status, other_statuses=(503,)),
+    ("post", "/ping"): Operation(gives=types.Status, other_statuses=(503,)),
     ("get", "/live"): Operation(gives=types.Status),
     ("get", "/load"): Operation(gives=types.Status),
     ("get", "/get_model_info"): Operation(gives=types.Status),
-    ("get", "/ready"): Operation(gives=types.Status, says=(503,)),
+    ("get", "/ready"): Operation(gives=types.Status, other_statuses=(503,)),
     ("get", "/version"): Operation(gives=types.Status),
     ("get", "/metrics"): Operation(gives="text/plain"),
     ("get", "/debug/canary"): Operation(gives="text/plain"),
@@ -189,11 +189,11 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         gives=types.Status, errors=(400, 500, 503), queries={"limit": _OPTIONAL}
     ),
     ("get", "/debug/requests/{request_id}"): Operation(gives=types.Status, errors=(404, 500, 503)),
-    ("post", "/reset_prefix_cache"): Operation(gives=types.Status, says=(503,)),
-    ("post", "/flush_cache"): Operation(gives=types.Status, says=(503,)),
+    ("post", "/reset_prefix_cache"): Operation(gives=types.Status, other_statuses=(503,)),
+    ("post", "/flush_cache"): Operation(gives=types.Status, other_statuses=(503,)),
     ("post", "/sleep"): Operation(
         gives=types.Status,
-        says=(503,),
+        other_statuses=(503,),
         errors=(400, 500),
         queries={
             "level": {"type": "string", "default": USUAL_LEVEL},
@@ -203,13 +203,13 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ),
     ("post", "/wake_up"): Operation(
         gives=types.Status,
-        says=(503,),
+        other_statuses=(503,),
         errors=(400, 500),
         queries={"tags": {"type": "array", "items": {"type": "string"}, "default": []}},
     ),
     ("get", "/is_sleeping"): Operation(gives=types.Status, errors=(400, 500, 503)),
-    ("post", "/start_profile"): Operation(gives=types.Status, says=(503,)),
-    ("post", "/stop_profile"): Operation(gives=types.Status, says=(503,)),
+    ("post", "/start_profile"): Operation(gives=types.Status, other_statuses=(503,)),
+    ("post", "/stop_profile"): Operation(gives=types.Status, other_statuses=(503,)),
     ("get", "/server_info"): Operation(gives=types.Status),
     ("get", "/log_level"): Operation(gives=types.Status),
     ("post", "/log_level"): Operation(
@@ -278,7 +278,7 @@ def _describe(endpoint: Endpoint, guards: tuple[int, ...]) -> dict[str, Any]:
     described["responses"] = {
         "200": _answer(operation, "The result."),
         **{str(status): _error(operation, status) for status in statuses},
-        **{str(status): _either(operation, status) for status in operation.says},
+        **{str(status): _either(operation, status) for status in operation.other_statuses},
     }
     if operation.takes is not None:
         content: dict[str, Any] = {"schema": _ref(operation.takes)}

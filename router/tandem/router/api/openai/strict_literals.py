@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tandem.protocol.structured import MAX_TAG_ELEMENTS, says
+from tandem.protocol.structured import MAX_TAG_ELEMENTS, restricts
 from tandem.router.api.openai.strict_parameters import NotFollowed
 from tandem.text.parsers.tables import LiteralText
 
@@ -301,5 +301,5 @@ def _count_of(schema: Mapping[str, Any], name: str, at: str) -> int | None:
 
 def _only(schema: Mapping[str, Any], known: frozenset[str], at: str) -> None:
     for name, value in schema.items():
-        if name not in known and says(name, value):
+        if name not in known and restricts(name, value):
             raise NotFollowed(f"{at}/{name}", ", ".join(sorted(known)))

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tandem.protocol.structured import says
+from tandem.protocol.structured import restricts
 from tandem.text.parsers.tables import ParameterText
 from tandem.text.parsers.values import types_of
 
@@ -181,12 +181,12 @@ def _is_plain(schema: object) -> bool:
 
 
 def _keywords_of(schema: Mapping[str, Any]) -> set[str]:
-    return {keyword for keyword, value in schema.items() if says(keyword, value)}
+    return {keyword for keyword, value in schema.items() if restricts(keyword, value)}
 
 
 def _only(schema: Mapping[str, Any], known: frozenset[str], at: str) -> None:
     for keyword, value in schema.items():
-        if keyword not in known and says(keyword, value):
+        if keyword not in known and restricts(keyword, value):
             allowed = ", ".join(sorted(known))
             raise NotFollowed(f"{at}/{keyword}", f"{allowed} in this model's format of calls")
 

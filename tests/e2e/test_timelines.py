@@ -20,7 +20,7 @@ from tests import clear_text
 from tests.waiting import wait_for
 
 from tandem.cli.inspect import explain
-from tandem.cli.inspect.requests import NoAnswer
+from tandem.protocol.errors import TandemError
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -132,7 +132,7 @@ def test_a_whole_answer_brings_its_timeline_in_a_header(
     }
     assert {"tokenize", "parse", "place"} <= {part["name"] for part in content["parts"]}
     assert clear_text.get(f"{small_chunked.url}/debug/requests/nobody").status_code == 404
-    with pytest.raises(NoAnswer, match="no call 'nobody' is kept"):
+    with pytest.raises(TandemError, match="no call 'nobody' is kept"):
         explain.run(["nobody", "--url", small_chunked.url])
     assert explain.run(["whole-1", "--url", small_chunked.url, "--width", "90"]) == 0
     lines = capsys.readouterr().out.splitlines()

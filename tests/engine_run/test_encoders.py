@@ -14,7 +14,7 @@ from tests.engine_run.encoder_models import MODELS, POSITIONS, encoder_of, score
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.executor.multiproc import MultiprocExecutor
-from tandem.engine.loader import MissingTensor
+from tandem.engine.loader import LoadError
 from tandem.protocol.errors import InvalidParameter, RefusalCode
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.pooling import NO_SAMPLING, PoolingParams, PoolingTask, PoolingType
@@ -200,7 +200,7 @@ def test_variants_that_are_not_computed_are_refused(
 def test_a_classifier_without_its_head_is_told() -> None:
     folder, _ = encoder_of("bert")
     labelled = EngineConfig.of(encoder_of("bert-labels")[0], device="cpu").facts
-    with pytest.raises(MissingTensor, match=r"classifier\.weight"):
+    with pytest.raises(LoadError, match=r"classifier\.weight"):
         CPUEngine(folder, facts=labelled)
 
 

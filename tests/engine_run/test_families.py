@@ -10,7 +10,7 @@ from tests.engine_run.tiny_models import MODELS, folder_of, judge_of, judged
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.layers.rotary import Rotary
-from tandem.engine.loader import MissingTensor, open_weights
+from tandem.engine.loader import LoadError, open_weights
 from tandem.engine.models import load_model
 from tandem.protocol.errors import InvalidParameter
 
@@ -103,5 +103,5 @@ def test_models_that_are_not_served_are_named():
         load(rope=type(config.facts.rope)(kind="longrope"))
     with pytest.raises(InvalidParameter, match="low_freq_factor"):
         load(rope=type(config.facts.rope)(kind="llama3", scaling={"factor": 8.0}))
-    with pytest.raises(MissingTensor, match=r"model\.layers\.0\.self_attn\.q_proj\.bias"):
+    with pytest.raises(LoadError, match=r"model\.layers\.0\.self_attn\.q_proj\.bias"):
         load(attention_bias=True)

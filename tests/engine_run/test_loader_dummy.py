@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tandem.engine.config import EngineConfig, facts_of
-from tandem.engine.loader import DummyWeights, MissingTensor, open_weights
+from tandem.engine.loader import DummyWeights, LoadError, open_weights
 from tandem.engine.loader.opening import PERIOD
 
 CPU = torch.device("cpu")
@@ -48,7 +48,7 @@ def test_small_shapes_work(shape: tuple[int, ...]):
 
 def test_shape_must_be_said():
     """No file knows a dummy's shape."""
-    with pytest.raises(MissingTensor, match="x needs its shape"):
+    with pytest.raises(LoadError, match="x needs its shape"):
         dummies().get("x")
 
 

@@ -163,7 +163,7 @@ def test_what_the_start_raises_is_raised_here(executor, tmp_path):
     with pytest.raises(InvalidParameter, match="kv_cache_memory_bytes: 10 is not allowed"):
         executor.start(too_little)
     (tmp_path / "config.json").write_text((folder_of("llama") / "config.json").read_text())
-    with pytest.raises(RankError, match="rank 0: WeightsNotFound"):
+    with pytest.raises(RankError, match="rank 0: LoadError"):
         executor.start(EngineConfig.of(tmp_path, device="cpu", revision="none"))
 
 

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from tandem.link.sockets import ENOUGH, ROOM, TooFewDescriptors, raise_descriptor_limit
+from tandem.link.sockets import ENOUGH, ROOM, raise_descriptor_limit
+from tandem.protocol.errors import TandemError
 
 TABLE = """
 import re
@@ -45,7 +46,7 @@ def test_too_few_are_an_error_that_says_what_to_do(monkeypatch):
     """It names the limit, what is needed, and who may change it."""
     monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 512))
     monkeypatch.setattr(resource, "setrlimit", lambda which, limits: None)
-    with pytest.raises(TooFewDescriptors, match=r"may open 512 files .* needs 1024 .*ulimit"):
+    with pytest.raises(TandemError, match=r"may open 512 files .* needs 1024 .*ulimit"):
         raise_descriptor_limit()
 
 

@@ -20,10 +20,10 @@ from tandem.operator.cluster import ClusterError
 from tandem.operator.probes.canary import Question
 from tandem.operator.probes.probing import Asked, Key
 from tandem.operator.rehearse import rehearsal
-from tandem.operator.rehearse.rehearsal import NoService, Rehearsal, ToldProbes, rehearse
+from tandem.operator.rehearse.rehearsal import Rehearsal, ToldProbes, rehearse
 from tandem.operator.rehearse.stage import Stage
 from tandem.operator.settings import OperatorSettings
-from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.errors import InvalidParameter, TandemError
 
 pytestmark = pytest.mark.full
 
@@ -106,7 +106,7 @@ def test_what_a_file_may_not_say_is_told_in_the_api_servers_words(lone: Harness)
         asked(lone, service(decode__replicas=-1))
     with pytest.raises(InvalidParameter, match=r"metadata\.name"):
         asked(lone, service("other"))
-    with pytest.raises(NoService, match="no LLMService absent"):
+    with pytest.raises(TandemError, match="no LLMService absent"):
         asked(lone, name="absent")
 
 

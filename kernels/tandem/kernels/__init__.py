@@ -6,7 +6,7 @@ Each op has a folder with a typed wrapper (`__init__.py`: checks, dispatch) and 
 
 from __future__ import annotations
 
-from .errors import BadTensor, KernelError, NoBackend
+from .errors import BadTensor, NoBackend
 from .registry import Backend, Op, ops
 
-__all__ = ["Backend", "BadTensor", "KernelError", "NoBackend", "Op", "ops"]
+__all__ = ["Backend", "BadTensor", "NoBackend", "Op", "ops"]

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 
-class KernelError(Exception):
-    """Base of the kernels' errors."""
-
-
-class BadTensor(KernelError, ValueError):
+class BadTensor(ValueError):
     """The op does not take the tensor; the text names it, its value and what is allowed."""
 
 
-class NoBackend(KernelError, LookupError):
+class NoBackend(LookupError):
     """The op has no backend of that name, or none for that device."""

@@ -7,11 +7,7 @@ A failed hand-off is an event (``events.LoadFailed``). Bytes that are not a mess
 from tandem.protocol.errors import TandemError
 
 
-class KVTransferError(TandemError):
-    """Base of kvtransfer's errors."""
-
-
-class TransportError(KVTransferError):
+class TransportError(TandemError):
     """A transport cannot be used; the text names it and the reason."""
 
 
@@ -27,5 +23,5 @@ class NoSocketYet(NotThereYet):
     """A worker cannot be called in the folder that names its machine."""
 
 
-class AddressInUse(KVTransferError):
+class AddressInUse(TandemError):
     """None of the allowed ports could be bound."""

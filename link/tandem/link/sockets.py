@@ -56,14 +56,10 @@ ROOM = 1 << 14
 """Descriptors that the table has room for from the start (128 KiB)."""
 
 
-class TooFewDescriptors(TandemError):
-    """The process may not open as many files as it requires."""
-
-
 def raise_descriptor_limit(least: int = LEAST) -> int:
     """Raise the soft limit on open files up to ENOUGH; return the new limit.
 
-    Raises TooFewDescriptors if that leaves fewer than ``least``.
+    Raises TandemError if that leaves fewer than ``least``.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
@@ -73,7 +69,7 @@ def raise_descriptor_limit(least: int = LEAST) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         now = most
     if now < least:
-        raise TooFewDescriptors(
+        raise TandemError(
             f"this process may open {now} files (RLIMIT_NOFILE, hard limit {hard}); it needs "
             f"{least} at least: raise the limit with `ulimit -Hn`, or of the service or container"
         )

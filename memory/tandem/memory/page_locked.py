@@ -25,15 +25,11 @@ _DONTNEED, _REMOVE = 4, 9
 """MADV_DONTNEED for private memory, MADV_REMOVE for shared memory."""
 
 
-class PagesKept(TandemError):
-    """The system does not take the pages back; the text has the reason."""
-
-
 def give_back(tensor: Tensor) -> int:
     """Return the whole pages of a dense host tensor to the system; return their bytes.
 
-    The pages are zero then. Raises PagesKept if the system refuses, also for memory that was sealed
-    by ``shared.SharedMemory.share``.
+    The pages are zero then. Raises TandemError if the system refuses, also for memory that
+    ``shared.SharedMemory.share`` sealed.
     """
     assert tensor.is_contiguous(), "pages are given back of dense memory"
     page = mmap.PAGESIZE
@@ -43,11 +39,11 @@ def give_back(tensor: Tensor) -> int:
         return 0
     failed = _advise_range(begin, end - begin, _REMOVE)
     if failed == errno.EPERM:
-        raise PagesKept("the memory is shared with other processes, which may read it")
+        raise TandemError("the memory is shared with other processes, which may read it")
     if failed:  # not shared memory
         failed = _advise_range(begin, end - begin, _DONTNEED)
     if failed:
-        raise PagesKept(f"the system keeps the pages: {os.strerror(failed)}")
+        raise TandemError(f"the system keeps the pages: {os.strerror(failed)}")
     return end - begin
 
 

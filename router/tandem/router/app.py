@@ -169,6 +169,7 @@ class Router:
             tokenizer,
             incarnation=pool.me,
             cpu_pool=cpu_pool,
+            draw_seed=None,  # the dispatcher draws it
             salt=None if config.share_prefix_cache else salted,
         )
         ceiling = dispatcher.hit_ceiling
@@ -404,7 +405,7 @@ def _response(request: Request, answer: ErrorAnswer) -> Response:
 
 
 def serve(config: RouterConfig, *, log_level: str = "info") -> None:
-    """Run under uvicorn until SIGINT or SIGTERM. Raises TooFewDescriptors.
+    """Run under uvicorn until SIGINT or SIGTERM. Raises TandemError.
 
     Running requests get ``drain_timeout``.
     """

@@ -452,7 +452,7 @@ class InputProcessor:
         given, param, special = prompt.embeds, prompt.param, options.add_special_tokens
         size = self.card.prompt_embeds
         check_embeds(given, params, param=param, hidden_size=size, add_special_tokens=special)
-        kept = self._kept(options, self._room(params))
+        kept = tokens_kept(options, self._room(params), self.card.max_model_len)
         from_left = options.truncation_side is not TruncationSide.RIGHT
         embeds = kept_embeds(given, kept, from_left=from_left)
         self._fit(params, embeds.num_tokens, param, options)
@@ -481,7 +481,7 @@ class InputProcessor:
         return ids
 
     def _truncate(self, ids: list[int], params: SamplingParams, options: InputOptions) -> list[int]:
-        keep = self._kept(options, self._room(params))
+        keep = tokens_kept(options, self._room(params), self.card.max_model_len)
         if keep is None:
             return ids
         return ids[:keep] if options.truncation_side is TruncationSide.RIGHT else ids[-keep:]
@@ -490,15 +490,11 @@ class InputProcessor:
         """Return the tokens of a prompt that leave room for the requested answer."""
         return max(self.card.max_model_len - (params.max_tokens or 1), 1)
 
-    def _kept(self, options: InputOptions, room: int) -> int | None:
-        """Return the tokens that a prompt is truncated to; None does not truncate."""
-        return tokens_kept(options, room, self.card.max_model_len)
-
     def _fit_pooled(
         self, ids: list[int], pooling: PoolingParams, options: InputOptions, param: str
     ) -> tuple[list[int], PoolingParams]:
         limit = self.card.max_model_len
-        keep = self._kept(options, limit)
+        keep = tokens_kept(options, limit, limit)
         if keep is not None and keep < len(ids):
             from_left = options.truncation_side is TruncationSide.LEFT
             ids, at = cut_within_ends(

@@ -154,8 +154,8 @@ def begin(recording: Recording) -> None:
     _current.set(recording)
 
 
-class _Marked:
-    """Context manager of a mark; faster than a generator."""
+class marked:  # used like a function
+    """Context manager that marks its block in the current call."""
 
     __slots__ = ("_name", "_recording", "_started")
 
@@ -171,8 +171,3 @@ class _Marked:
     def __exit__(self, *_: object) -> None:
         if self._recording is not None:
             self._recording.mark(self._name, self._started, time.monotonic())
-
-
-def marked(name: str) -> _Marked:
-    """Return a context manager that marks its block in the current call."""
-    return _Marked(name)

@@ -154,7 +154,7 @@ def run_worker(
     allocate: KVCacheAllocator | None = None,
 ) -> int:
     """Serve until a signal; return the exit status. ``allocate`` gives the KV cache's memory if a
-    transport shares it. Raises TooFewDescriptors."""
+    transport shares it. Raises TandemError."""
     raise_descriptor_limit()
     switch_soon()
     # Before the first socket: links take three sockets each.

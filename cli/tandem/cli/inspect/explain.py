@@ -156,7 +156,7 @@ def _verdict(content: Json) -> Iterator[str]:
 
 
 def run(argv: list[str]) -> int:
-    """Print a call. Raises NoAnswer, also for an unknown call."""
+    """Print a call. Raises TandemError, also for an unknown call."""
     if argv[:1] == ["service"]:
         from tandem.cli.inspect import explain_service  # needs the operator's packages
 

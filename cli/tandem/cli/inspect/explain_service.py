@@ -134,7 +134,7 @@ MOST_BYTES = 1 << 20
 def run(argv: list[str]) -> int:
     """Print the plan.
 
-    Raises InvalidParameter, NoService, and ClusterError with the API server's message.
+    Raises InvalidParameter, TandemError, and ClusterError with the API server's message.
     """
     parser = Parser(prog="tandem explain service", description=__doc__.splitlines()[0])
     parser.add_argument("name", help="the LLMService")

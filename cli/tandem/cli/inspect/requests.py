@@ -14,10 +14,6 @@ from tandem.protocol.names import ROUTER_PORT
 ANSWER_SECONDS = 30.0
 
 
-class NoAnswer(TandemError):
-    """The router does not answer, or refuses."""
-
-
 def check_url(param: str, url: str) -> None:
     """Raise InvalidParameter unless ``url`` is http:// or https:// with a host."""
     allowed = f"a URL such as http://127.0.0.1:{ROUTER_PORT}"
@@ -54,19 +50,19 @@ class RouterClient:
         )
 
     def get(self, path: str) -> dict[str, Any]:
-        """Return the object at ``path``. Raises NoAnswer."""
+        """Return the object at ``path``. Raises TandemError."""
         try:
             answer = self._client.get(path)
             content = answer.json()
         except httpx.HTTPError as error:
             reason = str(error) or type(error).__name__
-            raise NoAnswer(f"no server answers at {self.url} ({reason})") from error
+            raise TandemError(f"no server answers at {self.url} ({reason})") from error
         except ValueError as error:
-            raise NoAnswer(f"{self.url} does not answer as a router does") from error
+            raise TandemError(f"{self.url} does not answer as a router does") from error
         if not isinstance(content, dict):
-            raise NoAnswer(f"{self.url} does not answer as a router does")
+            raise TandemError(f"{self.url} does not answer as a router does")
         if answer.status_code != 200:
-            raise NoAnswer(_message(content, answer.status_code))
+            raise TandemError(_message(content, answer.status_code))
         return content
 
     def close(self) -> None:

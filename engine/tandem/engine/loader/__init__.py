@@ -1,18 +1,10 @@
 """Weights of one rank: safetensors mapped into memory, or seeded dummies.
 
 Call ``open_weights``, ``get`` or ``raw`` for each tensor, then ``check_all_used``. Errors are
-subclasses of ``LoadError`` and name tensor and file.
+``LoadError`` and name tensor and file.
 """
 
-from tandem.engine.loader.errors import (
-    BadWeightsFile,
-    LoadError,
-    MissingTensor,
-    UnexpectedTensors,
-    UnsupportedTensor,
-    WeightsNotFound,
-    WrongShape,
-)
+from tandem.engine.loader.errors import LoadError
 from tandem.engine.loader.opening import DummyWeights, open_weights
 from tandem.engine.loader.safetensors import SafetensorsWeights
 from tandem.engine.loader.weights import INPUTS, OUTPUTS, WHOLE, Shard, TensorSpec, Weights
@@ -21,17 +13,11 @@ __all__ = [
     "INPUTS",
     "OUTPUTS",
     "WHOLE",
-    "BadWeightsFile",
     "DummyWeights",
     "LoadError",
-    "MissingTensor",
     "SafetensorsWeights",
     "Shard",
     "TensorSpec",
-    "UnexpectedTensors",
-    "UnsupportedTensor",
     "Weights",
-    "WeightsNotFound",
-    "WrongShape",
     "open_weights",
 ]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from tandem.engine.config.weight_files import INDEX, indexed, unindexed
-from tandem.engine.loader.errors import BadWeightsFile, WeightsNotFound
+from tandem.engine.loader.errors import LoadError
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -85,21 +85,21 @@ class WeightFiles:
 
 
 def weight_files(folder: Path) -> WeightFiles:
-    """Return the weight files. Raises WeightsNotFound that names the missing file, BadWeightsFile
+    """Return the weight files. Raises LoadError, which names the missing file,
     for a broken index."""
     try:
         owners = indexed(folder)
     except ValueError as error:
-        raise BadWeightsFile(str(error)) from error
+        raise LoadError(str(error)) from error
     files = unindexed(folder) if owners is None else tuple(sorted(set(owners.values())))
     missing = [file.name for file in files if not file.is_file()]
     if missing:
-        raise WeightsNotFound(
+        raise LoadError(
             f"{folder} lacks {len(missing)} of {len(files)} weight files "
             f"that {INDEX} names: {', '.join(missing[:3])}"
         )
     if not files:
-        raise WeightsNotFound(f"{folder} holds no *.safetensors")
+        raise LoadError(f"{folder} holds no *.safetensors")
     return WeightFiles(files, owners)
 
 
@@ -122,12 +122,12 @@ class Place(NamedTuple):
 
 
 def places_in(path: Path) -> dict[str, Place]:
-    """Return every tensor of the file. Raises BadWeightsFile."""
+    """Return every tensor of the file. Raises LoadError."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if not 0 < length <= _MOST_BYTES:
-                raise BadWeightsFile(f"{path} cannot be read: its header has {length} bytes")
+                raise LoadError(f"{path} cannot be read: its header has {length} bytes")
             header = json.loads(file.read(length))
         return {
             name: Place(each["dtype"], tuple(each["shape"]), 8 + length + each["data_offsets"][0])
@@ -135,4 +135,4 @@ def places_in(path: Path) -> dict[str, Place]:
             if name != "__metadata__"
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadWeightsFile(f"{path} cannot be read: {error}") from error
+        raise LoadError(f"{path} cannot be read: {error}") from error

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.loader.errors import MissingTensor
+from tandem.engine.loader.errors import LoadError
 from tandem.engine.loader.files import Progress
 from tandem.engine.loader.safetensors import SafetensorsWeights
 from tandem.engine.loader.weights import Shard, Weights, cut
@@ -50,7 +50,7 @@ class DummyWeights(Weights):
         self, name: str, shape: tuple[int, ...] | None, shard: Shard, dtype: torch.dtype | None
     ) -> Tensor:
         if shape is None:
-            raise MissingTensor(f"a dummy for {name} needs its shape")
+            raise LoadError(f"a dummy for {name} needs its shape")
         scale, mean = _spread(name, shape)
         block = torch.rand(min(PERIOD, math.prod(shape)), generator=_generator(self._seed, name))
         block = block.sub_(0.5).mul_(scale * math.sqrt(12)).add_(mean)
@@ -88,8 +88,7 @@ def open_weights(
 ) -> Weights:
     """Open the weights of ``config.model``, or dummies for load format ``dummy``.
 
-    ``device`` is ``config.device`` unless a rank has its own. Raises WeightsNotFound,
-    BadWeightsFile.
+    ``device`` is ``config.device`` unless a rank has its own. Raises LoadError.
     """
     where = device if device is not None else torch.device(config.device)
     dtype = DTYPES[config.dtype]

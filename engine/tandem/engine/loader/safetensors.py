@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tandem.engine.config.weight_files import INDEX
-from tandem.engine.loader.errors import BadWeightsFile, MissingTensor
+from tandem.engine.loader.errors import LoadError
 from tandem.engine.loader.files import (
     TYPES,
     Place,
@@ -74,7 +74,7 @@ class Uploader:
 
     def read(self, path: Path, offset: int, into: Tensor) -> None:
         """Fill contiguous ``into`` with the bytes of ``path`` from ``offset`` on. Raises
-        BadWeightsFile for a file that ends early, TimeoutError."""
+        LoadError for a file that ends early, TimeoutError."""
         flat = into.view(-1).view(torch.uint8)
         file = self._open(path)
         if self._device.type == "cuda":
@@ -89,7 +89,7 @@ class Uploader:
         for each in jobs:
             missing = each.result()
             if missing:
-                raise BadWeightsFile(f"{path} ends {missing} bytes before one of its tensors does")
+                raise LoadError(f"{path} ends {missing} bytes before one of its tensors does")
 
     def close(self) -> None:
         """Release files, threads and buffers. May be called twice. A hung thread and the files are
@@ -169,7 +169,7 @@ class SafetensorsWeights(Weights):
     def __init__(
         self, folder: Path, *, dtype: torch.dtype, device: torch.device, progress: bool = True
     ) -> None:
-        """Open the files. Raises WeightsNotFound or BadWeightsFile."""
+        """Open the files. Raises LoadError."""
         found = weight_files(folder)
         self._folder = folder
         self._open = {file: _open(file) for file in found.files}
@@ -203,12 +203,12 @@ class SafetensorsWeights(Weights):
     def spec(self, name: str) -> TensorSpec:
         path = self._owners.get(name)
         if path is None:
-            raise MissingTensor(self._explain_missing(name))
+            raise LoadError(self._explain_missing(name))
         assert self._open, "these weights are closed"
         try:
             view = self._open[path].get_slice(name)
         except SafetensorError as error:
-            raise MissingTensor(f"{name} is not in {path}, where {INDEX} has it") from error
+            raise LoadError(f"{name} is not in {path}, where {INDEX} has it") from error
         return TensorSpec(view.get_dtype(), tuple(view.get_shape()))
 
     def _read(
@@ -244,7 +244,7 @@ def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
-        raise BadWeightsFile(f"{path} cannot be read: {error}") from error
+        raise LoadError(f"{path} cannot be read: {error}") from error
 
 
 def _owners(files: dict[Path, Any]) -> dict[str, Path]:
@@ -252,6 +252,6 @@ def _owners(files: dict[Path, Any]) -> dict[str, Path]:
     for path, file in files.items():
         for name in file.keys():  # noqa: SIM118 (not a mapping)
             if name in owners:
-                raise BadWeightsFile(f"{name} is in {owners[name]} and in {path}")
+                raise LoadError(f"{name} is in {owners[name]} and in {path}")
             owners[name] = path
     return owners

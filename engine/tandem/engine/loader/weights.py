@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from tandem.engine.loader.errors import UnexpectedTensors, UnsupportedTensor, WrongShape
+from tandem.engine.loader.errors import LoadError
 from tandem.engine.loader.files import FLOATS, TYPES, Progress
 
 OUTPUTS, INPUTS = 0, 1
@@ -28,14 +28,14 @@ class Shard:
     dim: int = OUTPUTS
 
     def span(self, name: str, extent: int, unit: int = 1) -> slice:
-        """Return the part of ``extent`` rows or columns. Raises WrongShape if parts are not equal
+        """Return the part of ``extent`` rows or columns. Raises LoadError if parts are not equal
         multiples of ``unit``."""
         if self.count == 1:
             return slice(0, extent)
         size, rest = divmod(extent, self.count)
         if rest or size % unit:
             whole = f"parts of a multiple of {unit}" if unit > 1 else "equal parts"
-            raise WrongShape(f"{name}: {extent} cannot be cut into {self.count} {whole}")
+            raise LoadError(f"{name}: {extent} cannot be cut into {self.count} {whole}")
         return slice(self.rank * size, (self.rank + 1) * size)
 
     def part_of(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -79,7 +79,7 @@ class Weights(ABC):
     @abstractmethod
     def spec(self, name: str) -> TensorSpec | None:
         """Return the tensor's type and shape without reading it; None for dummies. Raises
-        MissingTensor."""
+        LoadError."""
 
     @abstractmethod
     def _read(
@@ -105,8 +105,7 @@ class Weights(ABC):
         ``name`` is as in checkpoints. ``shape`` of the whole tensor is checked; dummies require it.
         ``dtype`` None is the engine's.
 
-        The result may be a view of the mapped file; writes to it are private. Raises MissingTensor,
-        WrongShape or UnsupportedTensor.
+        The result may be a view of the mapped file; writes to it are private. Raises LoadError.
         """
         tensor = self._take(name, shape, shard, None)
         return tensor.to(device=self.device, dtype=dtype or self.dtype)
@@ -116,7 +115,7 @@ class Weights(ABC):
     ) -> Tensor:
         """Return one tensor of the codes of a form of weights, never cast.
 
-        Otherwise as ``get``. Raises UnsupportedTensor if it is not of ``dtype``.
+        Otherwise as ``get``. Raises LoadError if it is not of ``dtype``.
         """
         return self._take(name, shape, shard, dtype).to(device=self.device)
 
@@ -127,13 +126,13 @@ class Weights(ABC):
         spec = self.spec(name)
         if spec is not None:
             if wanted is not None and spec.shape != wanted:
-                raise WrongShape(
+                raise LoadError(
                     f"{name} has shape {spec.shape} in {self._where(name)}; "
                     f"the model needs {wanted}"
                 )
             read = [each for each, torchs in TYPES.items() if torchs == dtype] or sorted(FLOATS)
             if spec.dtype not in read:
-                raise UnsupportedTensor(
+                raise LoadError(
                     f"{name} in {self._where(name)} is {spec.dtype}; read are {', '.join(read)}"
                 )
         tensor = self._read(name, wanted, shard, dtype)
@@ -150,14 +149,14 @@ class Weights(ABC):
         ]
 
     def check_all_used(self, ignore: Collection[str] = ()) -> None:
-        """End loading and log its time. Raises UnexpectedTensors for unused tensors.
+        """End loading and log its time. Raises LoadError for unused tensors.
 
         ``ignore`` are patterns of tensors that the engine derives, such as
         ``*.rotary_emb.inv_freq``.
         """
         left = self.unused(ignore)
         if left:
-            raise UnexpectedTensors(_explain(left, self._where(left[0])))
+            raise LoadError(_explain(left, self._where(left[0])))
         self.close()
 
     def close(self) -> None:

@@ -104,10 +104,6 @@ class NoReach(Reach):
         """Do nothing."""
 
 
-class NoService(TandemError):
-    """There is no LLMService of that name, and no file defines it."""
-
-
 class NewRevision(msgspec.Struct, frozen=True, kw_only=True):
     """Revision of a role whose pod template differs from that of the running pods."""
 
@@ -141,15 +137,15 @@ def rehearse(
 ) -> Rehearsal:
     """Run one pass.
 
-    Raises NoService, ClusterError (also for a missing right) and InvalidParameter for a file of
+    Raises TandemError, ClusterError (also for a missing right) and InvalidParameter for a file of
     another object.
     """
     there = stage.get(SERVICE, namespace, name)
     resource = there if changed is None else _as_taken(stage, there, changed, namespace, name)
     if resource is None:
-        raise NoService(f"no LLMService {name} in namespace {namespace}, and no file was given")
+        raise TandemError(f"no LLMService {name} in namespace {namespace}, and no file was given")
     if "deletionTimestamp" in resource["metadata"]:
-        raise NoService(f"LLMService {name} in namespace {namespace} is being deleted")
+        raise TandemError(f"LLMService {name} in namespace {namespace} is being deleted")
     store = Store()
     store.put(SERVICE, resource)
     selector = f"{LABEL_SERVICE}={name}"

@@ -118,14 +118,14 @@ def _asked(request: EngineCoreRequest) -> dict[str, float]:
     return attributes
 
 
+@dataclass(frozen=True, slots=True)
 class AttemptRecorder(Observer):
     """Recorder of attempts in the recording of a call."""
 
-    def __init__(self, recording: Recording) -> None:
-        self._recording = recording
+    recording: Recording
 
     def sent(self, job: Job, attempt: Attempt) -> None:
-        now, recording, request = time.monotonic(), self._recording, job.request
+        now, recording, request = time.monotonic(), self.recording, job.request
         number, rule = attempt.number, attempt.placement.rule
         recording.num_prompt = max(recording.num_prompt, len(request.prompt_token_ids))
         attempt.watch = recording.watch
@@ -155,18 +155,18 @@ class AttemptRecorder(Observer):
                 record.failed_worker = failure.worker_name
 
 
+@dataclass(frozen=True, slots=True)
 class RouteRecorder(Observer):
     """Recorder of a canary's workers and shape."""
 
-    def __init__(self, route: Route) -> None:
-        self._route = route
+    route: Route
 
     def answered(self, job: Job, attempt: Attempt, leg: Leg) -> None:
         revisions = {each.is_prefill: each.worker.note.revision for each in attempt.legs}
         paired = attempt.placement.prefill is not None
-        self._route.served_shape = Shape.DISAGGREGATED if paired else Shape.AGGREGATED
-        self._route.served_prefill = revisions.get(True, "")
-        self._route.served_decode = revisions.get(False, "")
+        self.route.served_shape = Shape.DISAGGREGATED if paired else Shape.AGGREGATED
+        self.route.served_prefill = revisions.get(True, "")
+        self.route.served_decode = revisions.get(False, "")
 
 
 MAX_FINISHES = 16

@@ -40,26 +40,20 @@ class Scene:
     fleet: FleetSnapshot
 
 
-class LedgerError(TandemError):
-    """Outputs cannot be added to the log."""
-
-
-class Contradiction(LedgerError):
+class Contradiction(TandemError):
     """Another token was written at this position."""
 
 
-class Gap(LedgerError):
+class Gap(TandemError):
     """The position or choice is impossible: the worker is at fault."""
 
 
+@dataclass(slots=True)
 class _Choice:
-    __slots__ = ("cut", "finish", "tokens")
-
-    def __init__(self, tokens: Iterable[int], finish: FinishReason | None) -> None:
-        self.tokens = list(tokens)
-        self.finish = finish
-        self.cut = False
-        """Whether its reader ended it, and no worker has reported its end."""
+    tokens: list[int]
+    finish: FinishReason | None
+    cut: bool = False
+    """Whether its reader ended it, and no worker has reported its end."""
 
 
 class Ledger:
@@ -73,7 +67,7 @@ class Ledger:
     ) -> None:
         self._choices = [
             _Choice(
-                emitted[choice] if choice < len(emitted) else (),
+                list(emitted[choice]) if choice < len(emitted) else [],
                 FinishReason.STOP if choice in finished else None,
             )
             for choice in range(num_choices)

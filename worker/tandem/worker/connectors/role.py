@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from torch import Tensor
 
@@ -16,7 +16,7 @@ from tandem.kvtransfer.events import ConsumerEvent, ProducerEvent
 from tandem.kvtransfer.service.consumer import HandoffConsumer
 from tandem.kvtransfer.service.producer import HandoffProducer
 from tandem.memory.shared import shared_tensor
-from tandem.protocol.ids import Incarnation, RequestKey
+from tandem.protocol.ids import Incarnation
 from tandem.protocol.messages import PeerHealth
 from tandem.worker.connectors.prefix_fetch import LendConnector, PullConnector, PullMetrics
 from tandem.worker.handoff import HandoffService
@@ -84,12 +84,7 @@ class BothWays:
         self._takes.close()
 
 
-class _Keyed(Protocol):
-    @property
-    def key(self) -> RequestKey: ...
-
-
-Event = TypeVar("Event", bound=_Keyed)
+Event = TypeVar("Event", bound=ConsumerEvent | ProducerEvent)
 
 
 class SplitEvents(Generic[Event]):

@@ -23,18 +23,18 @@ import sys  # noqa: E402
 
 COMMANDS = {
     "up": "Run a whole stack on this machine: router, prefill and decode workers.",
-    "serve": "Serve a model without hand-off: a router and one worker that does both halves.",
-    "router": "Run a router (OpenAI HTTP) over workers that are already up.",
+    "serve": "Serve a model without hand-off: a router and one worker.",
+    "router": "Run a router (OpenAI HTTP) over running workers.",
     "prefill": "Run a prefill worker.",
     "decode": "Run a decode worker.",
     "node-agent": "Copy KV between workers of this node that see only their own GPU.",
     "operator": "Run the Kubernetes operator.",
-    "prepare": "Read or fetch a model, and report what it is.",
-    "chat": "Talk to a running server in the terminal.",
+    "prepare": "Read or fetch a model, and report its facts.",
+    "chat": "Chat with a running server in the terminal.",
     "top": "Show a running server's workers, links, queues and rates, live.",
     "explain": "Show where the time of a call went, or what the operator would do for a service.",
     "run-batch": "Answer all requests of a file, in OpenAI's batch format.",
-    "bench": "Measure a server, an engine or a start.",
+    "bench": "Measure a server, an engine or kernels.",
 }
 
 MODULES = {

@@ -81,10 +81,15 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--system", help="system prompt")
     parser.add_argument("--temperature", type=float, default=0.7)
     parser.add_argument(
-        "--max-tokens", type=int, default=512, help="of one answer, thoughts included"
+        "--max-tokens",
+        type=int,
+        default=512,
+        help="maximum tokens of an answer, including reasoning",
     )
     parser.add_argument("--api-key", help=f"bearer token; default: {ENV_API_KEY}")
-    parser.add_argument("message", nargs="*", help="one message: answer it and leave")
+    parser.add_argument(
+        "message", nargs="*", help="one message; the command exits after its answer"
+    )
     options = parser.read(argv)
     check_url("--url", options.url)
     with httpx.Client(

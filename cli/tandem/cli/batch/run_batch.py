@@ -1,6 +1,6 @@
 """`tandem run-batch`: answers all requests of a file, in OpenAI's batch format.
 
-The server runs already (--url), or is started for the file (--model). All lines are checked first.
+It uses a running server (--url), or starts one for the file (--model). All lines are checked first.
 Answers are written as they arrive; the output gets its name when it is complete.
 """
 
@@ -82,24 +82,32 @@ _POLL = 0.25
 def run(argv: list[str]) -> int:
     """Answer the requests of a file. Return 1 if one was not answered with 200."""
     parser = Parser(prog="tandem run-batch", description=__doc__)
-    parser.add_argument("-i", "--input-file", required=True, help="requests, one as JSON a line")
-    parser.add_argument("-o", "--output-file", required=True, help="where answers are written")
-    parser.add_argument("--url", help="a server that runs")
-    parser.add_argument("--model", help="what a server is started for, as `tandem serve` takes it")
-    parser.add_argument("--serve-flags", default="", help="flags of that `tandem serve`, a word")
+    parser.add_argument(
+        "-i", "--input-file", required=True, help="file of requests, one JSON object per line"
+    )
+    parser.add_argument("-o", "--output-file", required=True, help="file to write the answers to")
+    parser.add_argument("--url", help="URL of a running server")
+    parser.add_argument(
+        "--model", help="model for which a server is started, as for `tandem serve`"
+    )
+    parser.add_argument(
+        "--serve-flags", default="", help="flags of that `tandem serve`, as one string"
+    )
     parser.add_argument("--api-key", help=f"bearer token; default: {ENV_API_KEY}")
     parser.add_argument(
         "--concurrency",
         type=int,
-        help=f"requests at a time; without it {CONCURRENCY}, or what descriptors are there for",
+        help=f"concurrent requests; default: {CONCURRENCY}, or as many as descriptors allow",
     )
-    parser.add_argument("--max-attempts", type=int, default=5, help="tries of each request")
-    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds of one try")
+    parser.add_argument(
+        "--max-attempts", type=int, default=5, help="maximum number of attempts of a request"
+    )
+    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds of one attempt")
     parser.add_argument(
         "--ready-seconds",
         type=float,
         default=900.0,
-        help="for a start to take, a download included",
+        help="seconds in which the server must be ready, including a download",
     )
     options = parser.read(argv)
     _check(options)

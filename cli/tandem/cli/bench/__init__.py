@@ -1,4 +1,4 @@
-"""`tandem bench WHAT`: how fast a server or an engine is; flags follow vLLM's."""
+"""`tandem bench KIND`: measures a server, an engine or kernels. Flags are named as in vLLM."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import importlib
 import sys
 
 KINDS = {
-    "serve": "Load on any OpenAI URL: latencies per token, throughput, goodput.",
-    "throughput": "Many prompts on an engine in this process, all at once.",
-    "kernels": "Each kernel of a decoder layer on this device, against its roofline.",
+    "serve": "Measure a server with an OpenAI API: latency, throughput, goodput.",
+    "throughput": "Measure an engine in this process with many prompts at once.",
+    "kernels": "Measure each kernel of a decoder layer against its roofline.",
 }
 
 

@@ -30,18 +30,20 @@ DTYPES = ("bfloat16", "float16", "float32")
 class KernelsConfig:
     """Shapes to measure; the defaults are those of Qwen3-8B."""
 
-    device: str = setting("auto", "Where; auto is a GPU.", choices=("auto", "cuda", "cpu"))
-    dtype: str = setting("bfloat16", "Of weights and pages.", choices=DTYPES)
-    batch_sizes: str = setting("1,32,64", "Rows of a step, one measurement each.")
+    device: str = setting(
+        "auto", "Device to measure; auto: a GPU.", choices=("auto", "cuda", "cpu")
+    )
+    dtype: str = setting("bfloat16", "Type of weights and KV.", choices=DTYPES)
+    batch_sizes: str = setting("1,32,64", "Rows of a step; each number is measured.")
     context_len: int = setting(1024, "Tokens of each sequence, and of the prompt.", unit="tokens")
     hidden_size: int = setting(4096, "Width of the residual stream.")
-    intermediate_size: int = setting(12288, "Width within the MLP.")
+    intermediate_size: int = setting(12288, "Width of the MLP.")
     num_heads: int = setting(32, "Query heads.")
     num_kv_heads: int = setting(8, "KV heads.")
     head_dim: int = setting(128, "Size of a head.")
-    vocab_size: int = setting(151936, "Tokens that the head scores.")
-    block_size: int = setting(64, "Tokens of a page.", unit="tokens")
-    only: str = setting("", "Measure what has this in its name.")
+    vocab_size: int = setting(151936, "Size of the vocabulary.")
+    block_size: int = setting(64, "Tokens of a KV block.", unit="tokens")
+    only: str = setting("", "Measure only kernels with this text in their name.")
     output_json: str | None = setting(None, "JSON file to write.")
 
     def __post_init__(self) -> None:

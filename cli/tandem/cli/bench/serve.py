@@ -1,4 +1,4 @@
-"""`tandem bench serve`: load on any OpenAI URL, at a rate, at a concurrency, or from a trace."""
+"""`tandem bench serve`: measures a server with an OpenAI API, by rate, concurrency or trace."""
 
 from __future__ import annotations
 

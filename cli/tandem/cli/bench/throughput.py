@@ -1,4 +1,4 @@
-"""`tandem bench throughput`: many prompts on an engine in this process, all at once."""
+"""`tandem bench throughput`: measures an engine in this process with many prompts at once."""
 
 from __future__ import annotations
 

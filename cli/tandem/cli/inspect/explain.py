@@ -169,7 +169,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("request_id", help="the call's x-request-id, or the id of its answer")
     parser.add_argument("--url", default=f"http://127.0.0.1:{ROUTER_PORT}", help="the router's URL")
     parser.add_argument("--api-key", help=f"bearer token; default: {ENV_API_KEY}")
-    parser.add_argument("--width", type=int, default=100, help="columns of the drawing")
+    parser.add_argument("--width", type=int, default=100, help="width of the drawing, in columns")
     options = parser.read(argv)
     if not 60 <= options.width <= 400:
         raise InvalidParameter("--width", options.width, "an integer, 60 to 400")

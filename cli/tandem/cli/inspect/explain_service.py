@@ -138,18 +138,20 @@ def run(argv: list[str]) -> int:
     """
     parser = Parser(prog="tandem explain service", description=__doc__.splitlines()[0])
     parser.add_argument("name", help="the LLMService")
-    parser.add_argument("-n", "--namespace", default="default", help="its namespace")
     parser.add_argument(
-        "-f", "--filename", type=Path, help="YAML of the resource as it might become"
+        "-n", "--namespace", default="default", help="namespace of the service; default: default"
     )
+    parser.add_argument("-f", "--filename", type=Path, help="YAML file of a changed resource")
     parser.add_argument(
         "--operator",
         default=OPERATOR,
         metavar="NAMESPACE[/NAME]",
-        help="the operator's Deployment, whose flags count; without a name the one there labelled "
-        f"{LABEL} (default: {OPERATOR}); {NONE}: those of an operator without flags",
+        help="Deployment of the operator, for its flags; without a name, the one with the label "
+        f"{LABEL}; {NONE}: no flags; default: {OPERATOR}",
     )
-    parser.add_argument("--kubeconfig", type=Path, help="default: $KUBECONFIG, ~/.kube/config")
+    parser.add_argument(
+        "--kubeconfig", type=Path, help="kubeconfig file; default: $KUBECONFIG, else ~/.kube/config"
+    )
     options = parser.read(argv)
     stage = Stage(kubeconfig=options.kubeconfig)
     changed = None

@@ -294,7 +294,7 @@ def run(argv: list[str]) -> int:
     parser = Parser(prog="tandem top", description=__doc__)
     parser.add_argument("--url", default=f"http://127.0.0.1:{ROUTER_PORT}", help="the router's URL")
     parser.add_argument("--api-key", help=f"bearer token; default: {ENV_API_KEY}")
-    parser.add_argument("--interval", type=float, default=1.0, help="seconds between two looks")
+    parser.add_argument("--interval", type=float, default=1.0, help="seconds between two updates")
     parser.add_argument("--once", action="store_true", help="print one frame and exit")
     parser.add_argument(
         "--json", action="store_true", help="print the router's JSON, one line per update"

@@ -1,4 +1,4 @@
-"""`tandem decode`: a decode worker; takes KV from prefill workers, or does both halves itself."""
+"""`tandem decode`: a decode worker. It loads KV from prefill workers, or serves whole requests."""
 
 from __future__ import annotations
 

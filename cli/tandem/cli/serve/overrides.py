@@ -51,8 +51,8 @@ def sections_for(roles: Iterable[str]) -> list[Section]:
 def described(doc: str | None, roles: Sequence[str]) -> str:
     """Return the first line of a command's docstring, and a text about its flags for roles."""
     dotted = ", ".join(f"--{role}.FLAG" for role in roles)
-    text = f"Flags from Workers on are for every worker; {dotted} is for that role alone. "
-    text += "Flags that only the router has may be given without its name."
+    text = f"Flags below Workers apply to every worker, {dotted} to one role. "
+    text += "Flags that only the router has need no prefix."
     return f"{(doc or '').splitlines()[0]} {text}"
 
 

@@ -1,4 +1,4 @@
-"""`tandem prefill`: a prefill worker; computes prompts and hands their KV over."""
+"""`tandem prefill`: a prefill worker. It computes prompts and hands their KV over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tandem router`: OpenAI HTTP over workers that are already up."""
+"""`tandem router`: an OpenAI HTTP server over running workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tandem serve`: a router and one worker that does both halves, without hand-off."""
+"""`tandem serve`: a router and one worker that serves whole requests, without hand-off."""
 
 from __future__ import annotations
 

@@ -45,7 +45,9 @@ def add_flags(
     """Add a flag per field, grouped by section, and ``--config`` if ``takes_file``."""
     if takes_file:
         parser.add_argument(
-            "--config", metavar="FILE", help="YAML file of settings, keys as the flags are named"
+            "--config",
+            metavar="FILE",
+            help="YAML file of settings; a key is a flag's name with underscores",
         )
     for section in sections:
         group = parser.add_argument_group(section.title)

@@ -27,6 +27,7 @@ from tandem.operator.settings import OperatorSettings
 from tandem.prefill.config import PrefillConfig
 from tandem.protocol import names
 from tandem.router.config import RouterConfig
+from tandem.router.limits import with_limits
 
 EVERYTHING: dict[str, Any] = {
     "engine": {
@@ -131,6 +132,22 @@ def test_rdma_alone_falls_back_to_nothing(said: dict[str, Any], connector: str |
 def _opens(rule: dict[str, Any]) -> bool:
     """Whether a rule is of the ports by which workers call each other."""
     return {"protocol": "TCP", "port": names.CONTROL_PORT} in rule["ports"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "limits"),
+    [
+        ({}, {"max_queue_age": 60}),
+        (EVERYTHING, {"max_queue_age": 9, "max_queued_tokens": 1000, "max_attempts": 1}),
+    ],
+)
+def test_routers_get_the_limits_of_the_spec(changes: dict[str, Any], limits: dict[str, int]):
+    """Each is one that a router accepts."""
+    (container,) = rendered(facts(**changes), Role.ROUTER)["spec"]["containers"]
+    environ = {each["name"]: each.get("value", "") for each in container["env"]}
+    assert with_limits({}, environ) == limits
+    config = RouterConfig(**with_limits({}, environ))
+    assert config.max_queue_age == limits["max_queue_age"]
 
 
 @pytest.mark.parametrize("changes", [{}, EVERYTHING])

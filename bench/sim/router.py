@@ -210,7 +210,7 @@ class SimRouter:
     def _write(self, job: Job, seen: Seen, leg: Any, output: EngineCoreOutput) -> None:
         attempt = job.attempt
         assert attempt is not None
-        if not leg.spoke:
+        if not leg.has_output:
             for observer in (self._explanations, self.fleet):
                 observer.answered(job, attempt, leg)
         attempt.note_output(leg)

@@ -202,11 +202,11 @@ class Leg:
         "attempt",
         "came_at",
         "counts",
+        "has_output",
         "is_prefill",
         "loads",
         "num_tokens",
         "record",
-        "spoke",
         "state",
         "streams",
         "whole_tokens",
@@ -223,7 +223,7 @@ class Leg:
         self.state = LegState.SENT
         self.counts = False
         """Whether it counts among its worker's legs."""
-        self.spoke = False
+        self.has_output = False
         """Whether an output was read."""
         self.came_at: float | None = None
         """Time of the first output, by the loop's clock."""
@@ -454,9 +454,9 @@ class Attempt:
 
     def note_output(self, leg: Leg) -> None:
         """Note that an output was read."""
-        if leg.spoke:
+        if leg.has_output:
             return
-        leg.spoke = True
+        leg.has_output = True
         leg.counted_off()
         if not leg.is_prefill:
             self.decoding = True
@@ -511,7 +511,7 @@ class Attempt:
     @property
     def _queued(self) -> bool:
         """Return whether no leg has sent an output and a worker reports a queue."""
-        if any(leg.spoke for leg in self.legs):
+        if any(leg.has_output for leg in self.legs):
             return False
         loads = [leg.worker.load for leg in self.legs]
         return any(load is not None and load.num_waiting for load in loads)
@@ -522,7 +522,7 @@ class Attempt:
         ``finished``: workers have ended all choices.
         """
         for leg in self.legs:
-            let_go = leg.state is LegState.ENDED or (finished and self.decoding and leg.spoke)
+            let_go = leg.state is LegState.ENDED or (finished and self.decoding and leg.has_output)
             leg.let_go()
             leg.worker.connection.release(request, self.number, cancel=not let_go)
         self.legs = []

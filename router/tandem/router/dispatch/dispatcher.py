@@ -378,12 +378,12 @@ class Dispatcher:
         self, job: Job, attempt: Attempt, leg: Leg, output: EngineCoreOutput
     ) -> tuple[EngineCoreOutput | None, AttemptFailure | None]:
         """Return the new tokens of an output, or the attempt's failure."""
-        if not leg.spoke or output.finish is not None:
+        if not leg.has_output or output.finish is not None:
             if job.request.pooling is not None:
                 return None, attempt.failure(leg, FailCause.INTERNAL, "tokens, not a vector")
             if output.finish in BAD_ENDS:
                 return None, attempt.failure(leg, FailCause.INTERNAL, f"ended by {output.finish}")
-        if not leg.spoke:
+        if not leg.has_output:
             job.fingerprint = leg.worker.compatibility
             for observer in job.observers:
                 observer.answered(job, attempt, leg)

@@ -216,7 +216,7 @@ class Stopwatch(Observer):
 
     def answered(self, job: Job, attempt: Attempt, leg: Leg) -> None:
         """Count an attempt's first token, and the error of its forecast."""
-        if job.request.pooling is not None or any(each.spoke for each in attempt.legs):
+        if job.request.pooling is not None or any(each.has_output for each in attempt.legs):
             return
         self._metrics.first_token_from(str(leg.worker.role))
         forecast, came = attempt.placement.forecast, leg.came_at or attempt.received_at

@@ -20,7 +20,7 @@ from tandem.router.http.middleware import send_error
 from tandem.router.http.protocol import (
     ConnectionLimits,
     EndingProtocol,
-    crowded,
+    connections_exhausted,
     framing_problem,
     head_too_large,
     head_too_slow,
@@ -84,7 +84,7 @@ class GuardedProtocol(EndingProtocol):
         self._enter(_Phase.HEAD, self.limits.head_seconds)
         limit = self.limits.connections_per_client
         if limit and self.clients[self._host] > limit:
-            self._refuse(crowded("too many connections from this address"))
+            self._refuse(connections_exhausted("too many connections from this address"))
         elif len(self.connections) > self.limits.connections:
             self._squeeze_in()
 
@@ -310,7 +310,7 @@ class _ProbesOnly:
         if scope["path"] in PROBES:
             await self._app(scope, receive, send)
         else:
-            await send_error(scope, send, crowded("too many connections"))
+            await send_error(scope, send, connections_exhausted("too many connections"))
 
 
 def guarded(limits: ConnectionLimits) -> type[GuardedProtocol]:

@@ -198,7 +198,7 @@ def head_too_slow(seconds: float) -> ErrorAnswer:
     )
 
 
-def crowded(why: str) -> ErrorAnswer:
+def connections_exhausted(why: str) -> ErrorAnswer:
     """Return the answer 503."""
     return ErrorAnswer(
         status=503,

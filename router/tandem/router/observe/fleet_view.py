@@ -68,7 +68,7 @@ def phase_of(job: Job) -> str:
         return "client"
     if attempt.decoding:
         return "decode"
-    if any(leg.spoke for leg in attempt.legs):
+    if any(leg.has_output for leg in attempt.legs):
         return "handoff"
     if all(leg.state is LegState.SENT for leg in attempt.legs):
         return "sent"

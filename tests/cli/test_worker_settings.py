@@ -6,10 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -105,15 +104,12 @@ def test_an_engine_of_a_worker_has_a_bound_of_its_queue(
     role: str, smollm2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program's own engine (LLM) has none."""
-    command = import_module(f"tandem.cli.serve.{role}")
-    made: list[EngineConfig] = []
-    worker = SimpleNamespace(run=lambda config, *_: made.append(config))
-    monkeypatch.setitem(sys.modules, f"tandem.{role}.worker", worker)
-    monkeypatch.setattr(import_module(f"tandem.{role}"), "worker", worker, raising=False)
-    for name in ("set_up_logging", "dump_on_signal", "spin_briefly"):
-        monkeypatch.setattr(command, name, lambda *_: None)
-    monkeypatch.setattr(command, "loading", nullcontext)
-    command.run(["--model", str(smollm2), "--device", "cpu"])
-    (scheduler,) = (each.scheduler for each in made)
-    assert (scheduler.max_num_queued_reqs, scheduler.max_num_queued_tokens) == (8_192, 64_000_000)
+    command, seen = import_module(f"tandem.cli.serve.{role}"), Mock(side_effect=KeyboardInterrupt)
+    monkeypatch.setattr(command, "engine_config", seen)
+    monkeypatch.setattr(command, "set_up_logging", Mock())
+    monkeypatch.setattr(command, "dump_on_signal", Mock())
+    with pytest.raises(KeyboardInterrupt):
+        command.run(["--model", "m"])
+    bounded = EngineConfig.of(smollm2, device="cpu", **seen.call_args.kwargs).scheduler
+    assert (bounded.max_num_queued_reqs, bounded.max_num_queued_tokens) == (8_192, 64_000_000)
     assert EngineConfig.of(smollm2, device="cpu").scheduler.max_num_queued_reqs is None

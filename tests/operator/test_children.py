@@ -27,7 +27,7 @@ from tandem.operator.settings import OperatorSettings
 from tandem.prefill.config import PrefillConfig
 from tandem.protocol import names
 from tandem.router.config import RouterConfig
-from tandem.router.limits import with_limits
+from tandem.router.limits import Limits, with_limits
 
 EVERYTHING: dict[str, Any] = {
     "engine": {
@@ -134,31 +134,19 @@ def _opens(rule: dict[str, Any]) -> bool:
     return {"protocol": "TCP", "port": names.CONTROL_PORT} in rule["ports"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "limits"),
-    [
-        ({}, {"max_queue_age": 60}),
-        (EVERYTHING, {"max_queue_age": 9, "max_queued_tokens": 1000, "max_attempts": 1}),
-    ],
-)
-def test_routers_get_the_limits_of_the_spec(changes: dict[str, Any], limits: dict[str, int]):
-    """Each is one that a router accepts."""
-    (container,) = rendered(facts(**changes), Role.ROUTER)["spec"]["containers"]
-    environ = {each["name"]: each.get("value", "") for each in container["env"]}
-    assert with_limits({}, environ) == limits
-    config = RouterConfig(**with_limits({}, environ))
-    assert config.max_queue_age == limits["max_queue_age"]
-
-
 @pytest.mark.parametrize("changes", [{}, EVERYTHING])
-def test_routers_get_flags_that_exist(changes: dict[str, Any]):
+def test_routers_get_flags_and_limits_that_exist(changes: dict[str, Any]):
     """Every flag that a router is given is one of `tandem router`, with a value it takes."""
     command, *arguments = router_arguments(facts(**changes))
     assert command == "router"
     given = parsed(arguments, [Section("Router", RouterConfig), Section("Log", LogConfig)])
-    config = RouterConfig(**given[RouterConfig])
+    (container,) = rendered(facts(**changes), Role.ROUTER)["spec"]["containers"]
+    environ = {each["name"]: each.get("value", "") for each in container["env"]}
+    config = RouterConfig(**with_limits(given[RouterConfig], environ))
     assert config.served_model_name == ("smollm2",)
     assert config.request_timeout == (300 if changes else 600)
+    limits = (config.max_queue_age, config.max_queued_tokens, config.max_attempts)
+    assert limits == ((9, 1000, 1) if changes else (60, Limits().max_queued_tokens, 3))
 
 
 def test_grpc_has_a_port_where_it_is_asked_for():

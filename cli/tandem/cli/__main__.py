@@ -1,4 +1,4 @@
-"""`tandem COMMAND`: finds the command's module and runs it; imports nothing of the others.
+"""`tandem COMMAND`: finds the command's module and runs it. It imports no other command.
 
 As the first process of a container it handles SIGTERM until the command does: the kernel drops the
 signal otherwise.

@@ -20,7 +20,7 @@ from tandem.protocol.errors import Refusal, RefusalCode, RequestRefused
 IN_LOOP = 8_000
 """Characters or items from which work runs in a thread."""
 LARGE = 100_000
-"""Characters or items from which work leaves half of the threads to others."""
+"""Characters or items from which work is large: it uses at most half of the threads."""
 WAIT_SECONDS = 20.0
 """Maximum wait for a thread."""
 
@@ -41,7 +41,7 @@ def _one_tenant() -> str:
 class _Work:
     start: int
     is_large: bool
-    """Whether it leaves half of the threads to others."""
+    """Whether it is large: it uses at most half of the threads."""
     turn: asyncio.Future[None]
 
 

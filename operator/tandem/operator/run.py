@@ -234,7 +234,7 @@ class Operator:
             reach.close()
 
     def _await_crds(self) -> None:
-        """Wait until a served namespace answers; others may be deleted."""
+        """Wait until a served namespace answers. Other namespaces may be deleted."""
         while not any(map(self._has_crds, self._settings.namespaces or (None,))):
             if self._stop.wait(CRD_WAIT):
                 return

@@ -175,7 +175,7 @@ class ModelPooling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     has_token_types: bool = False
     """Whether the second text of a pair has another token type."""
     token_values: int | None = None
-    """Length of token vectors of a late-interaction model, which has no others."""
+    """Length of the token vectors of a late-interaction model, which returns no other vectors."""
 
     @property
     def tasks(self) -> tuple[PoolingTask, ...]:

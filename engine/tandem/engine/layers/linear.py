@@ -65,8 +65,8 @@ class Linear:
         return cls(method.load(source, parts))
 
     def split(self, at: int) -> tuple[Linear, Linear] | None:
-        """Return layers of the first ``at`` outputs and of the others in the same memory; None if
-        the form cannot be cut."""
+        """Return layers of the first ``at`` outputs and of the remaining ones, in the same memory.
+        None if the form cannot be cut."""
         first, rest = self._product.part(slice(at)), self._product.part(slice(at, None))
         return None if first is None or rest is None else (Linear(first), Linear(rest))
 

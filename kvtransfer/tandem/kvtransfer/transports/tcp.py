@@ -41,7 +41,7 @@ from tandem.protocol.ids import Incarnation
 logger = logging.getLogger(__name__)
 
 _AT_ONCE = 1 << 20
-"""Bytes received from one peer before the others' turn, under the lock."""
+"""Bytes received from one peer before the next peer's turn, under the lock."""
 _STRIPE = 1 << 20
 """Minimum bytes of a stripe."""
 _LOOKING_MS = 5

@@ -146,7 +146,7 @@ def _needs_place(view: RolloutView, memory: RolloutStatus) -> bool:
 
 
 def _coming(view: RolloutView, memory: RolloutStatus) -> list[RevisionView]:
-    """Return the revisions for which others make room: targets, and a stable one that returns."""
+    """Return the revisions that replace replicas of others: targets, and a returning stable one."""
     names = [memory.targets, *([memory.stable] if memory.served else [])]
     return [role.of(each.get(its)) for its, role in view.roles.items() for each in names]
 
@@ -173,7 +173,7 @@ def _is_late(view: RolloutView, memory: RolloutStatus, token: str) -> bool:
 
 
 def _rolling(view: RolloutView) -> list[Role]:
-    """Return the roles whose stable revision is not their target, or gave places to others."""
+    """Return the roles with a target that is not stable, or with replicas of former revisions."""
     return [
         role
         for role, each in view.roles.items()

@@ -32,7 +32,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     publics: dict[str, str] = {}
     """Public CURVE keys, by ``role.generation``."""
     moved: frozenset[Role] = frozenset()
-    """Roles with a new revision because others get pods of another wire."""
+    """Roles with a new revision because other roles get pods with another wire version."""
     last_counts: dict[Role, int] = {}
     """Last replicas of roles with a scaler."""
     kept: dict[Role, list[Manifest]] = {}

@@ -67,7 +67,7 @@ class Identity(msgspec.Struct, frozen=True):
     def secret(self, *parts: str) -> str:
         """Return the name of a Secret of this UID.
 
-        A new resource of the same name has others, since nodes cache immutable Secrets.
+        A new resource of the same name has other names, because nodes cache immutable Secrets.
         """
         if self.plain_secrets:
             return self.child(*parts)

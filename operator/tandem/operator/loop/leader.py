@@ -156,7 +156,7 @@ class Leader:
             self._stop.wait(self._settings.retry_seconds)
 
     def _renewed(self, deadline: float) -> None:
-        """Record that the Lease is ours; others may take it after ``deadline``."""
+        """Record that the Lease is ours; other replicas may take it after ``deadline``."""
         if not self.acquired.is_set() and time.monotonic() > deadline:
             return  # it may have expired: renew first
         self._fence.open_until(deadline)

@@ -178,7 +178,7 @@ class Resizing:
     def admit(self) -> bool:
         """Admit the pods of admitted revisions; return whether all are.
 
-        Before that, they replace no others, and clients do not reach their routers.
+        Before that, they replace no other pods, and clients do not reach their routers.
         """
         roles = {pod.name: pod.role for pod in self._seen.pods}
         for mark in admissions(self._seen.pods, self._decided.admitted):

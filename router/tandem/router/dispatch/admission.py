@@ -1,4 +1,4 @@
-"""Bound of the requests that run, and the queue of others.
+"""Limit of running requests, and the queue of waiting ones.
 
 If the queue is full, a request is refused (429); after too long a wait, too (503). The order is by
 priority (lower first), then fairly by tenant, then by arrival. A tenant with less than its equal

@@ -168,7 +168,7 @@ class Forecast(NamedTuple):
     missing: float
     """Requests that miss their targets, this one included."""
     answers: float
-    """Seconds of its answer, and by which it lengthens others."""
+    """Seconds of its answer, and seconds that it adds to other answers."""
     pull: PullPlan | None = None
     """Pull of the prefilling worker before it."""
 
@@ -282,7 +282,7 @@ class Decoding:
     step: float
     """Seconds of a step with this request."""
     answers: float
-    """Seconds of its answer, and by which it lengthens others."""
+    """Seconds of its answer, and seconds that it adds to other answers."""
     room: float
     """Seconds until there is room for the hand-off."""
     gaps: float

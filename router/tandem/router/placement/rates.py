@@ -153,7 +153,7 @@ class Rates:
         return self.decodes(decode_batch) / (1.0 - min(MOST_BUSY, share))
 
     def step(self, decode_batch: DecodeBatch, tokens: int, before: int = 0) -> float:
-        """Return the seconds of a step with prompt tokens after ``before`` others.
+        """Return the seconds of a step with prompt tokens after ``before`` earlier ones.
 
         A few tokens take as long as one decode.
         """

@@ -140,7 +140,7 @@ _MAX_AGE = 1_800.0
 _MIN_PING_SECONDS = 10.0
 """Minimum seconds between a client's pings while nothing is sent."""
 _AT_ONCE = (pb.AbortRequest, pb.GetModelInfoRequest, health_pb2.HealthCheckRequest)
-"""Requests that skip the queue of turns: they are cheap, and may end others' waits."""
+"""Requests that skip the queue of turns: they are cheap, and may end the waits of other calls."""
 _Answer = Callable[[Call], Awaitable[None]]
 
 

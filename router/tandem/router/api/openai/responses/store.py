@@ -100,7 +100,7 @@ class ResponseStore:
         return found
 
     def put(self, tenant: str, response_id: str, body: bytes, turn: Turn) -> None:
-        """Store a response, and evict others for it.
+        """Store a response, and evict older ones for it.
 
         Larger responses than the bound are not stored. ``turn`` builds on turns of the same tenant.
         """

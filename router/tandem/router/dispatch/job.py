@@ -73,8 +73,6 @@ class Ledger:
             for choice in range(num_choices)
         ]
         self._open = num_choices - len(self.finished_choices)
-        self.num_tokens = sum(map(len, emitted))
-        """Emitted tokens of all choices."""
         self._told_prompt = False
         self.num_repeated = 0
         """Repeated tokens that agreed."""
@@ -87,6 +85,14 @@ class Ledger:
     def told(self) -> bool:
         """Return whether workers have reported every choice's end."""
         return self._open == 0 and not any(choice.cut for choice in self._choices)
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the emitted tokens of all choices."""
+        count = 0
+        for choice in self._choices:
+            count += len(choice.tokens)
+        return count
 
     @property
     def emitted(self) -> tuple[tuple[int, ...], ...]:
@@ -117,7 +123,6 @@ class Ledger:
         tokens = choice.tokens
         if output.position == len(tokens) and choice.finish is None:  # the usual case
             tokens.extend(output.token_ids)
-            self.num_tokens += len(output.token_ids)
             return self._finish(choice, output)
         if choice.cut:
             choice.cut = output.finish is None
@@ -157,7 +162,6 @@ class Ledger:
         if not (fresh or ends or (output.prompt_logprobs and not self._told_prompt)):
             return None
         tokens.extend(fresh)
-        self.num_tokens += len(fresh)
         return self._finish(choice, _without(output, len(known)))
 
     def _finish(self, choice: _Choice, output: EngineCoreOutput) -> EngineCoreOutput:
@@ -459,6 +463,8 @@ class Job:
 
 class Observer:
     """Observer of a request's attempts. A method that is not overridden does nothing."""
+
+    __slots__ = ()
 
     def sent(self, job: Job, attempt: Attempt) -> None:
         """Handle an attempt before it is sent to its workers."""

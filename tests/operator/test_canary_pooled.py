@@ -38,10 +38,10 @@ def test_answers_of_another_form_are_wrong(task: Task, data: object) -> None:
     [
         (Task.EMBED, 2, {"embedding": [0.0, 1.0]}, "cosine of 0.000"),
         (Task.EMBED, 1, {"embedding": [0.0, 0.0]}, "all zeros"),
-        (Task.EMBED, 1, {"embedding": [1.0]}, "of one model"),
+        (Task.EMBED, 1, {"embedding": [1.0]}, "one model returned vectors of"),
         (Task.EMBED, 0, {"embedding": [float("nan"), 1.0]}, "not finite numbers"),
         (Task.EMBED, 0, {"embedding": []}, "not finite numbers"),
-        (Task.CLASSIFY, 1, {"probs": [1.0]}, "classes of one model"),
+        (Task.CLASSIFY, 1, {"probs": [1.0]}, "one model returned"),
         (Task.CLASSIFY, 1, {"probs": ["a", "b"]}, "not finite numbers"),
         (Task.SCORE, 0, {"score": None}, "not finite numbers"),
     ],

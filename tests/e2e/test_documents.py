@@ -96,6 +96,7 @@ def test_a_program_of_a_page(page: str, expected: str, tmp_path: Path) -> None:
     assert expected in run(f"python {script}", tmp_path)
 
 
+@pytest.mark.nightly
 def test_two_machines_serve_by_the_commands_of_their_page(small: Path, tmp_path: Path) -> None:
     """Keys, two workers and a router on addresses of their own: the KV link is up, and a request
     with the key is answered."""

@@ -49,6 +49,7 @@ def test_offline(small: Path) -> None:
     ]
 
 
+@pytest.mark.nightly
 def test_by_hand_and_online(smollm2: Path) -> None:
     """Three processes of the default model answer a client, and a signal ends all three."""
     (port,) = free_ports(1)

@@ -72,7 +72,7 @@ async def storm(stack: Stack, count: int, many: int, most: int = 12) -> None:
     assert len(set(ends)) == 4
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 async def test_everything_is_free_after_a_small_storm(small_pair: Stack) -> None:
     """Sixty requests that end, are cancelled or disconnect leave nothing behind."""
     await storm(small_pair, 60, 30, most=60)

@@ -52,6 +52,7 @@ def answers(tmp_path: Path, *flags: str) -> dict[str, Any]:
     return {each["custom_id"]: each["response"]["body"] for each in found}
 
 
+@pytest.mark.nightly
 def test_by_a_server_that_runs_and_by_one_of_its_own(
     small_pair: Stack, small: Path, tmp_path: Path
 ) -> None:

@@ -81,7 +81,7 @@ async def check(stack: Stack, indices: tuple[int, ...], count: int = FEW) -> int
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "layout",
-    ["aggregated", pytest.param("two of each, chunks of 64, shm", marks=pytest.mark.full)],
+    ["aggregated", pytest.param("two of each, chunks of 64, shm", marks=pytest.mark.nightly)],
 )
 async def test_some_prompts_equal_transformers_and_draws_agree(
     layout: str, start_small: StackMaker, small_pair: Stack

@@ -52,7 +52,7 @@ from tandem.protocol.kv import FirstToken
 from tandem.protocol.link import read_header
 from tandem.protocol.messages import Hello, Reset, Welcome, encode
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.nightly
 
 SLOT, SLOTS = 4096, 4
 TOKENS, TARGET = 12, [5, 6, 7]

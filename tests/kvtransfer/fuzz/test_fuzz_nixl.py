@@ -12,7 +12,7 @@ from tests.kvtransfer.fuzz.words import EXAMPLES
 SECONDS = 300
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_spoiled_cards_end_no_process_and_poison_nothing() -> None:
     """Cards that were changed on their way, and those of authenticated peers that lie: each is a
     TransportError or of no use, and reads over the right one bring the right bytes."""

@@ -27,7 +27,7 @@ from tandem.protocol.ids import RequestKey, new_incarnation
 from tandem.protocol.link import read_header
 from tandem.protocol.messages import Welcome, encode
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.nightly
 
 FENCE = 987_654_321
 _numbers = itertools.count()

@@ -106,7 +106,7 @@ def _told(name, found):
             Setup(num_blocks=2, direct=True, faults=ALL_FAULTS),
             1,
             30_000,
-            marks=pytest.mark.full,
+            marks=pytest.mark.nightly,
             id="two copies, one fault",
         ),
         pytest.param(

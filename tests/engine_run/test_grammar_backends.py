@@ -176,13 +176,13 @@ def test_a_folder_without_a_tokenizer_has_no_backend(tmp_path: Path) -> None:
         ("lm-format-enforcer", {"grammar": "start: /a/"}, "grammar requires another backend"),
         ("lm-format-enforcer", {"json": {}, "whitespace_pattern": " "}, "without whitespace_pat"),
         ("xgrammar", {"json": {}, "whitespace_pattern": " "}, "without whitespace_pattern"),
-        ("outlines", {"json": {"type": "integer", "minimum": 3}}, "without minimum at /,"),
-        ("lm-format-enforcer", {"json": {"items": {"minimum": 3}}}, "without minimum at /items,"),
-        ("xgrammar", {"json": {"type": "array", "uniqueItems": True}}, "without uniqueItems at /,"),
-        ("outlines", {"json": {"properties": {"a": {}}}}, "values of any type at /properties/a,"),
-        ("outlines", {"json": {"type": "object"}}, "properties or items of any kind at /,"),
+        ("outlines", {"json": {"type": "integer", "minimum": 3}}, "without minimum at /:"),
+        ("lm-format-enforcer", {"json": {"items": {"minimum": 3}}}, "without minimum at /items:"),
+        ("xgrammar", {"json": {"type": "array", "uniqueItems": True}}, "without uniqueItems at /:"),
+        ("outlines", {"json": {"properties": {"a": {}}}}, "values of any type at /properties/a:"),
+        ("outlines", {"json": {"type": "object"}}, "properties or items of any kind at /:"),
         *(
-            (name, {"json": schema}, f"without {words} at /,")
+            (name, {"json": schema}, f"without {words} at /:")
             for name in PREPARED
             for schema, words in [
                 ({"oneOf": [{"type": "null"}]}, "values of any type"),

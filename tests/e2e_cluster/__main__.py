@@ -2,8 +2,6 @@
 
     python -m tests.e2e_cluster [PYTEST ARGUMENT...]             on a cluster raised here
     python -m tests.e2e_cluster --kubeconfig FILE [ARGUMENT...]  on another one
-    python -m tests.e2e_cluster --prepare                        build what a cluster requires, only
-    python -m tests.e2e_cluster --prepared [ARGUMENT...]         with the images of --prepare
 
 Called by `make e2e`. Raised here: components, images and the prepared model are made where they are
 not there yet, the cluster comes up with two nodes, and goes down whatever happens (`--keep` leaves
@@ -69,8 +67,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     top.add_argument("--kubeconfig", type=Path, help="run against this cluster")
     top.add_argument("--keep", action="store_true", help="leave the cluster up")
-    top.add_argument("--prepare", action="store_true", help="build components, images, model; end")
-    top.add_argument("--prepared", action="store_true", help="use the images that are built")
     given, rest = top.parse_known_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was raised is ended
     steps = Steps()
@@ -78,10 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.kubeconfig is not None:
             with steps.step("suite"):
                 return suite({setup.ENV_RUN: "given", "KUBECONFIG": str(given.kubeconfig)}, rest)
-        if given.prepare:
-            prepared(steps)
-            return 0
-        return on_own_cluster(steps, rest, keep=given.keep, built=given.prepared)
+        return on_own_cluster(steps, rest, keep=given.keep)
     except ClusterError as error:
         print(f"e2e: {error}", file=sys.stderr)
         return 1
@@ -89,14 +82,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(steps.table(), flush=True)
 
 
-def on_own_cluster(
-    steps: Steps, arguments: Sequence[str], *, keep: bool, built: bool = False
-) -> int:
-    """Raise, run, take down; pytest's exit status. ``built``: the images of this commit exist."""
+def on_own_cluster(steps: Steps, arguments: Sequence[str], *, keep: bool) -> int:
+    """Raise, run, take down; pytest's exit status."""
     has_nightly = not any("not nightly" in word for word in arguments)
-    models = prepared(
-        steps, with_older=upgrades(arguments), with_model_image=has_nightly, built=built
-    )
+    models = prepared(steps, with_older=upgrades(arguments), with_model_image=has_nightly)
     try:
         with steps.step("cluster"):
             lifecycle.up(2)
@@ -121,13 +110,7 @@ def upgrades(arguments: Sequence[str]) -> bool:
     return any(word.partition("::")[0] == UPGRADE for word in arguments)
 
 
-def prepared(
-    steps: Steps,
-    *,
-    with_older: bool = False,
-    with_model_image: bool = False,
-    built: bool = False,
-) -> Path:
+def prepared(steps: Steps, *, with_older: bool = False, with_model_image: bool = False) -> Path:
     """Components, images and the model, made where they are not there; the folder of models.
 
     The components are compiled beside the rest, which mostly waits for disks and downloads.
@@ -139,9 +122,8 @@ def prepared(
 
     with ThreadPoolExecutor(1) as pool:
         compiled = pool.submit(components)
-        if not built:
-            with steps.step("images"):
-                images()
+        with steps.step("images"):
+            images()
         if with_older:
             with steps.step("images of the release before"):
                 older.make_images()

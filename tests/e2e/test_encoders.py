@@ -97,6 +97,7 @@ def test_a_cross_encoder_scores_pairs(tmp_path: Path, decode: int) -> None:
     assert classes[0]["probs"] == pytest.approx([float(alone)], abs=1e-3)
 
 
+@pytest.mark.nightly
 def test_late_interaction_meets_at_the_worker_that_keeps_the_query(tmp_path: Path) -> None:
     """Over two prefill workers: ranks and scores are a plain MaxSim's, and both have work."""
     folder, vectors_of = colbert_folder()

@@ -49,6 +49,7 @@ def enter(page: Page, stack: Stack, key: str = KEY) -> None:
     page.run("document.getElementById('key-form').requestSubmit()")
 
 
+@pytest.mark.nightly
 def test_it_asks_for_the_key_and_keeps_it_in_the_tab(stack: Stack, page: Page) -> None:
     """A wrong one is refused in words; the right one lasts over a reload and no longer."""
     enter(page, stack, "wrong")

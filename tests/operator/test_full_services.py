@@ -15,7 +15,7 @@ from tests.operator.situations import serving
 from tests.operator.test_judging import question, verdict
 
 from tandem.operator.api.status import Condition, ConditionType, LLMServiceStatus, Reason
-from tandem.operator.decide.status import status_of
+from tandem.operator.decide.status import next_status
 from tandem.operator.probes import canary
 from tandem.operator.probes.canary import ask
 from tandem.operator.probes.probing import queued
@@ -115,7 +115,7 @@ def test_a_service_that_served_before_stays_servable_for_another_leader():
     )
     full = verdict("r", Reason.CANARY_QUEUED, "HTTP 429")
     seen = msgspec.structs.replace(serving(), canary=full)
-    told = status_of(seen, LLMServiceStatus(conditions=[before]))
+    told = next_status(seen, LLMServiceStatus(conditions=[before]))
     words = {each.type: (each.status, each.reason) for each in told.conditions}
     assert words[ConditionType.SERVABLE] == ("True", Reason.CANARY_OK)
     assert words[ConditionType.READY][0] == "True"

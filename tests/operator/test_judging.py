@@ -25,7 +25,7 @@ from tandem.operator.decide.observe import PodView, Problem
 from tandem.operator.decide.plan import judged, serving
 from tandem.operator.decide.rollout import Decision, Phase
 from tandem.operator.decide.scaling import Wanted
-from tandem.operator.decide.status import StatusInputs, status_of
+from tandem.operator.decide.status import StatusInputs, next_status
 from tandem.operator.decide.words import Verdict
 from tandem.operator.desired.naming import Identity, Role
 from tandem.operator.desired.revision import service_revision
@@ -155,7 +155,7 @@ def test_a_pilot_that_fails_leaves_the_service_ready():
     """What serves is Ready; the new revision's trouble is told by Progressing."""
     good = verdict(OLD_NAME, Reason.CANARY_OK, "came back")
     bad = verdict(NEW_NAME, Reason.CANARY_FAILED, "HTTP 503: no worker")
-    found = words(status_of(inputs(decided(Phase.PILOT), canary=good, pilot=bad), memory()))
+    found = words(next_status(inputs(decided(Phase.PILOT), canary=good, pilot=bad), memory()))
     assert found[ConditionType.READY].status == "True"
     assert found[ConditionType.SERVABLE].status == "True"
     progressing = found[ConditionType.PROGRESSING]
@@ -173,9 +173,9 @@ def test_another_leader_does_not_make_a_service_unready():
         last_transition_time=time_text(NOW - 100),
     )
     stable = decided(Phase.STABLE, targets=OLD, servable=OLD_NAME)
-    found = words(status_of(inputs(stable), memory(conditions=[said])))
+    found = words(next_status(inputs(stable), memory(conditions=[said])))
     assert found[ConditionType.READY].status == "True"
-    fresh = words(status_of(inputs(stable), memory()))
+    fresh = words(next_status(inputs(stable), memory()))
     assert fresh[ConditionType.SERVABLE].reason == Reason.CANARY_PENDING
 
 
@@ -190,12 +190,12 @@ def test_a_model_that_is_looked_at_first_is_a_rollout_under_way():
     )
     good = verdict(OLD_NAME, Reason.CANARY_OK, "came back")
     stable = decided(Phase.STABLE, targets=OLD, servable=OLD_NAME)
-    found = words(status_of(inputs(stable, model=checking, canary=good), memory()))
+    found = words(next_status(inputs(stable, model=checking, canary=good), memory()))
     progressing = found[ConditionType.PROGRESSING]
     assert (progressing.status, progressing.reason) == ("True", Reason.CHECKING)
     assert found[ConditionType.READY].status == "True"
     suspended = decided(Phase.SUSPENDED, targets=OLD, servable=OLD_NAME)
-    found = words(status_of(inputs(suspended, model=checking), memory()))
+    found = words(next_status(inputs(suspended, model=checking), memory()))
     assert found[ConditionType.PROGRESSING].status == "False"
 
 
@@ -214,17 +214,17 @@ def test_why_a_revision_was_taken_back_is_told_for_as_long_as_it_is():
         pods=[*base.pods, pilot],
         pilot=verdict(NEW_NAME, Reason.CANARY_FAILED, "HTTP 503"),
     )
-    first = status_of(seen, memory())
+    first = next_status(seen, memory())
     told = words(first)[ConditionType.DEGRADED].message
     assert "no such image" in told
     assert "HTTP 503" in told
     going = msgspec.structs.replace(base, pods=[*base.pods, pilot])
-    for later in (words(status_of(each, first)) for each in (going, base)):
+    for later in (words(next_status(each, first)) for each in (going, base)):
         assert later[ConditionType.DEGRADED].message == told
         assert later[ConditionType.PROGRESSING].message == told
     other = msgspec.structs.replace(failed.memory, failed="another")
     anew = msgspec.structs.replace(base, decision=msgspec.structs.replace(failed, memory=other))
-    assert "no such image" not in words(status_of(anew, first))[ConditionType.DEGRADED].message
+    assert "no such image" not in words(next_status(anew, first))[ConditionType.DEGRADED].message
 
 
 def test_why_a_revision_was_taken_back_is_its_own_trouble():
@@ -232,7 +232,7 @@ def test_why_a_revision_was_taken_back_is_its_own_trouble():
     crash = Problem(Reason.CRASH_LOOP, "an old worker crashes")
     base = inputs(decided(Phase.FAILED, failed=NEW_NAME))
     pods = [msgspec.structs.replace(each, ready=False, problem=crash) for each in base.pods[:2]]
-    found = words(status_of(msgspec.structs.replace(base, pods=pods), memory()))
+    found = words(next_status(msgspec.structs.replace(base, pods=pods), memory()))
     assert "an old worker" not in found[ConditionType.DEGRADED].message
     assert "an old worker" in found[ConditionType.DECODE_READY].message
 
@@ -243,7 +243,7 @@ def test_routers_that_clients_do_not_reach_make_nothing_ready():
     rolling = decided(Phase.PILOT)
     for routers, ready in (("r", "True"), ("another", "False")):
         decision = msgspec.structs.replace(rolling, routers=routers)
-        status = status_of(inputs(decision, canary=good), memory())
+        status = next_status(inputs(decision, canary=good), memory())
         assert words(status)[ConditionType.READY].status == ready
         assert words(status)[ConditionType.ROUTER_READY].status == ready
         assert (status.mode is None, status.summary.router) == (

@@ -13,7 +13,7 @@ from tests.operator.test_judging import OLD, OLD_NAME, decided, inputs
 
 from tandem.operator.api.status import ConditionType, Links, LLMServiceStatus, Reason
 from tandem.operator.decide.rollout import Phase
-from tandem.operator.decide.status import StatusInputs, status_of
+from tandem.operator.decide.status import StatusInputs, next_status
 from tandem.operator.desired.naming import Role
 from tandem.operator.probes.fleet import links_of
 
@@ -36,7 +36,7 @@ def as_resource(status: LLMServiceStatus, generation: int = 2) -> dict[str, Any]
 
 def row(situation: str) -> tuple[str, ...]:
     """What is so in a situation, in the table's words."""
-    status = status_of(SITUATIONS[situation](), LLMServiceStatus())
+    status = next_status(SITUATIONS[situation](), LLMServiceStatus())
     words = {each.type: f"{each.status} {each.reason}" for each in status.conditions}
     others = [
         f"{kind} {said}"
@@ -88,7 +88,7 @@ def test_conditions_do_not_contradict_each_other(situation: str):
 
 def test_what_no_operator_has_looked_at_is_not_healthy():
     """A service outside the watched namespaces, with no status or an old one, says so."""
-    status = status_of(SITUATIONS["serves"](), LLMServiceStatus())
+    status = next_status(SITUATIONS["serves"](), LLMServiceStatus())
     assert health(as_resource(status)) == "Healthy"
     assert health(as_resource(status, generation=3)) == "Progressing"
     assert health({"metadata": {"generation": 1}}) == "Progressing"
@@ -110,7 +110,7 @@ def fabric(status: LLMServiceStatus) -> tuple[str, str, str]:
 def test_a_count_of_links_does_not_outlive_the_workers(situation: str):
     """Nobody is asked any more who would count anew: the former count is shown nowhere."""
     before = LLMServiceStatus(links=UP)
-    status = status_of(SITUATIONS[situation](), before)
+    status = next_status(SITUATIONS[situation](), before)
     assert status.links == Links(healthy=0, total=0)
     assert status.summary.links == "0/0"
     assert fabric(status)[:2] == ("Unknown", Reason.LINKS_UNKNOWN)
@@ -120,16 +120,16 @@ def test_a_count_of_links_does_not_outlive_the_workers(situation: str):
 def test_a_suspended_service_has_no_links_while_its_pods_go():
     """Pods that were ready a moment ago are not asked any more."""
     asleep = decided(Phase.SUSPENDED, targets=OLD, servable=OLD_NAME)
-    status = status_of(inputs(asleep, links=UP), LLMServiceStatus())
+    status = next_status(inputs(asleep, links=UP), LLMServiceStatus())
     assert (status.links, fabric(status)[0]) == (Links(healthy=0, total=0), "Unknown")
 
 
 def test_links_of_other_workers_than_now_are_unknown():
     """Until a router has counted those of a worker that has just come."""
-    status = status_of(many_decode(serving(), 2), LLMServiceStatus(links=UP))
+    status = next_status(many_decode(serving(), 2), LLMServiceStatus(links=UP))
     assert (status.links, status.summary.links) == (None, "-")
     assert fabric(status)[:2] == ("Unknown", Reason.LINKS_UNKNOWN)
-    counted = status_of(many_decode(serving(links=Links(healthy=2, total=2)), 2), status)
+    counted = next_status(many_decode(serving(links=Links(healthy=2, total=2)), 2), status)
     assert (counted.summary.links, fabric(counted)[1]) == ("2/2", Reason.LINKS_UP)
 
 
@@ -141,7 +141,7 @@ def test_the_fabrics_condition_says_why_links_are_down():
     up = {"state": "up", "reason": ""}
     links = links_of({"workers": [], "handoff_links": [*down, up]}, 7)
     assert links.down == [f"3 x {slow.format(11)}", "2 x gone"]
-    status = status_of(many_decode(serving(links=links), 7), LLMServiceStatus())
+    status = next_status(many_decode(serving(links=links), 7), LLMServiceStatus())
     told = next(each for each in status.conditions if each.type == ConditionType.KV_FABRIC_READY)
     assert (told.status, told.reason) == ("False", Reason.LINKS_DOWN)
     assert told.message == f"0 of 7 links up; down: 3 x {slow.format(11)}; 2 x gone"
@@ -149,7 +149,7 @@ def test_the_fabrics_condition_says_why_links_are_down():
 
 def test_without_prefill_workers_the_fabrics_condition_speaks_of_hand_offs_alone():
     """Decode workers may pull prefixes from each other all the same."""
-    status = status_of(serving(wanted=NO_PREFILL, links=None), LLMServiceStatus())
+    status = next_status(serving(wanted=NO_PREFILL, links=None), LLMServiceStatus())
     told = next(each for each in status.conditions if each.type == ConditionType.KV_FABRIC_READY)
     assert (told.status, told.reason) == ("True", Reason.NOT_NEEDED)
     assert told.message == "aggregated serving: there are no hand-offs"

@@ -298,8 +298,8 @@ class Request:
         self.last_token_at = 0.0
 
     def _scores_prompt(self) -> bool:
-        untold = self.num_prefill == self.num_prompt and not isinstance(self.kv, Consume)
-        return self.params.prompt_logprobs is not None and untold
+        unsent = self.num_prefill == self.num_prompt and not isinstance(self.kv, Consume)
+        return self.params.prompt_logprobs is not None and unsent
 
     def __repr__(self) -> str:
         return f"Request({self.seq}, {self.key}, choice={self.choice}, {self.state.value})"

@@ -104,7 +104,7 @@ class Listener:
         elif verdict is Verdict.STRAY:
             self._host.dropped("stray", type(message).__name__)
         elif verdict is not Verdict.NOTED:
-            self._end(link, link.session.why, tell=verdict is Verdict.BROKEN)
+            self._end(link, link.session.why, notify=verdict is Verdict.BROKEN)
 
     def send_message(self, link: Link, payload: bytes) -> None:
         """Send a message; if that fails, the link has ended."""
@@ -113,15 +113,15 @@ class Listener:
 
     def unsent(self, link: Link) -> None:
         """End a link whose frame could not be written."""
-        self._end(link, "the connection is closed or full", tell=False)
+        self._end(link, "the connection is closed or full", notify=False)
 
-    def say_all(self, payload: bytes) -> None:
+    def send_to_all(self, payload: bytes) -> None:
         for link in list(self.by_peer.values()):
             self.send_message(link, payload)
 
     def drop(self, link: Link, reason: str) -> None:
         """End a link, and notify the peer."""
-        self._end(link, reason, tell=True)
+        self._end(link, reason, notify=True)
 
     def drop_silent(self, now: float, late: float) -> None:
         """End the links of silent peers.
@@ -138,7 +138,7 @@ class Listener:
     def _greeted(self, identity: bytes, header: Header, hello: Hello, now: float) -> None:
         known = self._by_identity.get(identity)
         if known is not None:
-            self._end(known, "greeted again", tell=False)
+            self._end(known, "greeted again", notify=False)
         session = Session(self._terms, now)
         refusal = session.answer(header, hello)
         if refusal is None and (header.source == NO_INCARNATION or len(self.by_peer) >= MAX_LINKS):
@@ -149,7 +149,7 @@ class Listener:
             return
         old = self.by_peer.get(header.source)
         if old is not None:
-            self._end(old, "connected again", tell=False)
+            self._end(old, "connected again", notify=False)
         link = Link(identity, next(self._numbers), session)
         self._by_identity[identity] = self.by_peer[header.source] = link
         self._host.up(link, welcome)
@@ -160,10 +160,10 @@ class Listener:
         head = write_header(self._terms.me, header.source, 0)
         self._write([identity, head, _reset(reason)])
 
-    def _end(self, link: Link, reason: str, *, tell: bool) -> None:
+    def _end(self, link: Link, reason: str, *, notify: bool) -> None:
         if self._by_identity.get(link.identity) is not link:
             return
-        if tell:
+        if notify:
             self._host.dropped("reset", reason)
             self._write([link.identity, link.session.seal(), _reset(reason)])
         del self._by_identity[link.identity]

@@ -65,7 +65,7 @@ class CpuPool:
         """Waiting work by tenant; no queue is empty."""
         self._tenant = tenant
         self._wait_seconds = wait_seconds
-        self.on_refused: Callable[[], None] = _untold
+        self.on_refused: Callable[[], None] = _ignore
         """Called when a request is refused."""
 
     async def run(
@@ -162,7 +162,7 @@ class CpuPool:
             loop.call_soon_threadsafe(lambda: self._release(is_large=is_large))
 
 
-def _untold() -> None:
+def _ignore() -> None:
     """Do nothing."""
 
 

@@ -29,7 +29,7 @@ class Trigger(StrEnum):
     RESYNC = "resync"
     CANARY = "canary answered"
     KEYS = "keys read"
-    REFUSALS = "refusals told"
+    REFUSALS = "refusals read"
     REACH = "router silent or back"
     AGAIN = "due again"
     RETRY = "retry"

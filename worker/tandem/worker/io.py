@@ -141,7 +141,7 @@ class RouterLinks:
 
     def send_message(self, router: Incarnation | None, message: ToRouter) -> None:
         if router is None:
-            self.listener.say_all(encode(message))
+            self.listener.send_to_all(encode(message))
             return
         link = self._by_peer.get(router)
         if link is None:

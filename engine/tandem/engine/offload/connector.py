@@ -204,7 +204,7 @@ class OffloadConnector:
             host, lost = placed
             if lost is not None:
                 self.stats.num_evicted += 1
-                self._say_lost(lost)
+                self._report_lost(lost)
             self._stores[host] = block
         self._log.stored(digest)
 
@@ -332,8 +332,8 @@ class OffloadConnector:
 
     def _forget(self, digest: BlockHash) -> None:
         if self._blocks.forget(digest):
-            self._say_lost(digest)
+            self._report_lost(digest)
 
-    def _say_lost(self, digest: BlockHash) -> None:
+    def _report_lost(self, digest: BlockHash) -> None:
         if not self._cached_here(digest):
             self._log.removed(digest)

@@ -308,13 +308,13 @@ class Channel:
         return self._more
 
     def _turn(self, milliseconds: int | None = None) -> bool:
-        sent = self._say_all()  # first, as a peer waits for it
+        sent = self._send_all()  # first, as a peer waits for it
         if milliseconds is None:
             milliseconds = math.ceil(max(0.0, self.next_wake() - now_ms()))
         if milliseconds and not sent and not self._over.is_set():
             with self._inbox.listening():
                 ready = dict(self._poller.poll(milliseconds if self._inbox.empty else 0))
-            sent = self._say_all()
+            sent = self._send_all()
         else:  # wakes are enabled for a later sleep
             ready = dict(self._poller.poll(0))
         if self._over.is_set():
@@ -330,7 +330,7 @@ class Channel:
             self.on_tick(now, late)
         return bool(sent or ready) or late is not None
 
-    def _say_all(self) -> bool:
+    def _send_all(self) -> bool:
         items, now = self._inbox.take(), now_ms()
         for item in items:
             if isinstance(item, Stop):

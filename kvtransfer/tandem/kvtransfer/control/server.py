@@ -135,10 +135,10 @@ class ControlServer(Channel):
 
     def on_tick(self, now: Millis, late: float = 0.0) -> None:
         self._listener.drop_silent(now / 1000, late)
-        self._listener.say_all(encode(self.beat()))
+        self._listener.send_to_all(encode(self.beat()))
 
     def close_sockets(self) -> None:
-        self._listener.say_all(encode(Reset("the worker ends")))
+        self._listener.send_to_all(encode(Reset("the worker ends")))
         for number, link in self._links.items():
             self._deliver(LinkDown(link.peer, number, self.problem or "the worker ends"))
         self._socket.close(linger=100)

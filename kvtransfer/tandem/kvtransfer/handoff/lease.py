@@ -112,13 +112,13 @@ def answered_tombstone(
 
 
 def announce(
-    export: Export, now: Millis, policy: ProducerPolicy, *, ready_said: bool = False
+    export: Export, now: Millis, policy: ProducerPolicy, *, ready_sent: bool = False
 ) -> Result:
     """Send READY, also of no token when the engine begins, so that D can reserve. Send FINAL, which
     starts the cap, once all is fenced and token 1 known."""
     actions: list[Action] = []
-    if export.opened and export.begun and not ready_said:
-        actions.append(Send(export.consumer, say_ready(export, policy)))
+    if export.opened and export.begun and not ready_sent:
+        actions.append(Send(export.consumer, ready_message(export, policy)))
     if export.final is not None and export.ready == export.num_tokens:
         cap = Millis(now + policy.lease_ms)
         if export.budget is not None:
@@ -129,7 +129,7 @@ def announce(
     return export, actions
 
 
-def say_ready(export: Export, policy: ProducerPolicy) -> Ready:
+def ready_message(export: Export, policy: ProducerPolicy) -> Ready:
     """Return READY of all that is announced, with the blocks if D reads them itself."""
     size = policy.block_size
     blocks: list[tuple[int, ...]] = []

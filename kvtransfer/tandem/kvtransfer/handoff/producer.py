@@ -38,8 +38,8 @@ from tandem.kvtransfer.handoff.lease import (
     end,
     free_sent,
     next_part,
+    ready_message,
     release,
-    say_ready,
     tags,
     tombstone,
     why,
@@ -146,7 +146,7 @@ def _on_first(export: Export, event: First, now: Millis, policy: ProducerPolicy)
     if export.state in ENDED:
         return export, []
     final = Final(event.key, event.first, event.finish)
-    return announce(_replace(export, final=final), now, policy, ready_said=True)
+    return announce(_replace(export, final=final), now, policy, ready_sent=True)
 
 
 def _on_finished(export: Export, event: Finished, now: Millis, policy: ProducerPolicy) -> Result:
@@ -196,7 +196,7 @@ def _on_open(
     export = _replace(export, opened=True)
     actions: list[Action] = []
     if export.begun:
-        actions.append(Send(export.consumer, say_ready(export, policy)))
+        actions.append(Send(export.consumer, ready_message(export, policy)))
     if export.state is PState.LEASED and export.final is not None:
         actions.append(Send(export.consumer, export.final))
     return export, actions

@@ -400,7 +400,7 @@ class ConsumerMover(LinkedMover):
 
     def pause(self, seconds: float | None) -> None:
         """Stay awake while a copy is likely to end, and for messages of peers."""
-        if not self.reads.watch(self.hears):
+        if not self.reads.watch(self.serve_sockets):
             super().pause(seconds)
 
     def still_written(self, settled: bool) -> frozenset[RequestKey]:

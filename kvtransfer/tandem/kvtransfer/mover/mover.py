@@ -241,7 +241,7 @@ class Mover(Generic[Item, Event]):
         if not open_still:
             self.inbox.wait(seconds, wakers)
 
-    def hears(self) -> bool:
+    def serve_sockets(self) -> bool:
         """Serve the sockets once; return whether something has come."""
         if self.control is not None:
             self.control.look()

@@ -35,7 +35,7 @@ from tandem.kvtransfer.handoff.actions import (
 from tandem.kvtransfer.handoff.export import Export, ProducerPolicy
 from tandem.kvtransfer.handoff.exports import ExportTable
 from tandem.kvtransfer.handoff.form import WireDtype
-from tandem.kvtransfer.handoff.lease import say_ready
+from tandem.kvtransfer.handoff.lease import ready_message
 from tandem.kvtransfer.handoff.manifest import why_not_carried
 from tandem.kvtransfer.handoff.messages import (
     Committed,
@@ -285,7 +285,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         """Send READY again shortly before the prompt's last KV is written, to wake D's threads."""
         self.stay_awake()
         if export.opened and export.begun and export.state is PState.COMPUTING:
-            self.send_message(export.consumer, say_ready(export, self.table.policy))
+            self.send_message(export.consumer, ready_message(export, self.table.policy))
 
     def _take_message(self, item: FromPeer, now: Millis) -> list[Action]:
         message, peer = item.message, item.peer

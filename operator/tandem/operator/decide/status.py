@@ -95,7 +95,7 @@ ROLE_CONDITIONS = {
 }
 
 
-def status_of(inputs: StatusInputs, before: LLMServiceStatus) -> LLMServiceStatus:
+def next_status(inputs: StatusInputs, before: LLMServiceStatus) -> LLMServiceStatus:
     """Return the status to show."""
     words = _words(inputs, before)
     targets = {str(role): name for role, name in _targets(inputs).items()}

@@ -101,10 +101,10 @@ def refusal_of(pod: PodView, token: str, port: int) -> Problem | None:
     if others:
         listed = "; ".join(f"{where}: {text}" for where, text in sorted(others.items())[:_MOST])
         return Problem(Reason.WIRE_REFUSED, f"workers speak another protocol ({listed})")
-    return Problem(Reason.STARTING, _said_by_probe(url))
+    return Problem(Reason.STARTING, _not_ready_reason(url))
 
 
-def _said_by_probe(url: str) -> str:
+def _not_ready_reason(url: str) -> str:
     """Return the reason of ``/ready``, or ""."""
     try:
         with urllib.request.urlopen(f"{url}/ready", timeout=TIMEOUT):

@@ -271,7 +271,7 @@ class Reconciler:
         inputs = self._picture(
             key, seen, facts, accepted, model, decided, keys, known, now, token or ""
         )
-        self._status_writer.say(seen, inputs, live)
+        self._status_writer.write(seen, inputs, live)
         if self._status_writer.is_outdated(seen.owner, seen.generation, seen.scalers):
             return 0.0
         for each in problems:

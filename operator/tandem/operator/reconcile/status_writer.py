@@ -23,7 +23,7 @@ from tandem.operator.cluster.store import Store
 from tandem.operator.cluster.undeclared import Undeclared
 from tandem.operator.decide.observe import Snapshot
 from tandem.operator.decide.plan import Seen
-from tandem.operator.decide.status import StatusInputs, status_of
+from tandem.operator.decide.status import StatusInputs, next_status
 from tandem.operator.decide.words import Word
 from tandem.operator.desired.naming import (
     Identity,
@@ -49,8 +49,8 @@ class StatusWriter:
         self._warned: dict[str, str] = {}
         """Undeclared fields with an event, by the service's UID."""
 
-    def say(self, seen: Seen, inputs: StatusInputs, live: Snapshot) -> None:
-        status = status_of(inputs, seen.status)
+    def write(self, seen: Seen, inputs: StatusInputs, live: Snapshot) -> None:
+        status = next_status(inputs, seen.status)
         if self._declared(status) != self._declared(seen.status):
             self._undeclared.apply(self._cluster, _status_manifest(seen.owner, status))
             self._write_events(seen.owner, seen.status.conditions, status.conditions, inputs.now)

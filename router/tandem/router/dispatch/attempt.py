@@ -304,10 +304,10 @@ class Attempt:
         backlog: Backlog | None = None,
         tenant: str = "",
         num_open: int = 1,
-        all_said: Callable[[], None] = lambda: None,
+        all_ended: Callable[[], None] = lambda: None,
         overflow: Callable[[], None] = lambda: None,
     ) -> None:
-        """``all_said`` is called when the workers have ended all ``num_open`` choices.
+        """``all_ended`` is called when the workers have ended all ``num_open`` choices.
 
         ``overflow`` is called if too much is unread.
         """
@@ -324,7 +324,7 @@ class Attempt:
         self._inbox: Inbox[Leg] = Inbox(backlog or Backlog(), overflow, tenant)
         self._open = num_open
         self._ended: set[int] = set()
-        self._all_said = all_said
+        self._all_ended = all_ended
         self.explained: Explained | None = None
         """Forecast of the attempt, set when it is sent."""
         self.given_up: AttemptFailure | None = None
@@ -379,7 +379,7 @@ class Attempt:
         if len(self._ended) == self._open:
             for leg in self.legs:
                 leg.let_go()
-            self._all_said()
+            self._all_ended()
 
     def end_choices(self, request: str, choices: tuple[int, ...]) -> None:
         """End choices whose reader has found their end: decode workers drop them.

@@ -363,7 +363,7 @@ class Dispatcher:
             backlog=self.backlog,
             tenant=job.request.tenant,
             num_open=job.request.params.n - len(job.ledger.finished_choices),
-            all_said=lambda: self._leave(job),
+            all_ended=lambda: self._leave(job),
             overflow=lambda: self._give_up(job),  # not the attempt, which would refer to itself
         )
         if job.num_dispatched:
@@ -431,7 +431,7 @@ class Dispatcher:
         attempt, job.attempt = job.attempt, None
         assert attempt is not None
         workers = [leg.worker for leg in attempt.legs]
-        attempt.end(job.name, finished=failure is None and job.ledger.told)
+        attempt.end(job.name, finished=failure is None and job.ledger.reported)
         for observer in job.observers:
             observer.ended(job, attempt, failure, now)
         if failure is not None:

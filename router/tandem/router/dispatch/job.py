@@ -73,7 +73,7 @@ class Ledger:
             for choice in range(num_choices)
         ]
         self._open = num_choices - len(self.finished_choices)
-        self._told_prompt = False
+        self._has_prompt_logprobs = False
         self.num_repeated = 0
         """Repeated tokens that agreed."""
 
@@ -82,7 +82,7 @@ class Ledger:
         return self._open == 0
 
     @property
-    def told(self) -> bool:
+    def reported(self) -> bool:
         """Return whether workers have reported every choice's end."""
         return self._open == 0 and not any(choice.cut for choice in self._choices)
 
@@ -159,14 +159,14 @@ class Ledger:
                 raise Gap(f"choice {output.choice}: {len(fresh)} tokens after its end")
             return None
         ends = output.finish is not None and start + len(output.token_ids) == len(tokens)
-        if not (fresh or ends or (output.prompt_logprobs and not self._told_prompt)):
+        if not (fresh or ends or (output.prompt_logprobs and not self._has_prompt_logprobs)):
             return None
         tokens.extend(fresh)
         return self._finish(choice, _without(output, len(known)))
 
     def _finish(self, choice: _Choice, output: EngineCoreOutput) -> EngineCoreOutput:
         if output.prompt_logprobs is not None:
-            self._told_prompt = True
+            self._has_prompt_logprobs = True
         if output.finish is not None:
             choice.finish = output.finish
             self._open -= 1

@@ -344,10 +344,10 @@ class Canary:
         )
         return Tenant.from_key(token)
 
-    def telling(self, scope: Scope, send: Send) -> Send:
+    def with_route_headers(self, scope: Scope, send: Send) -> Send:
         """Return ``send``; for a canary with headers that name its route."""
         route: Route | None = scope["state"].get("route")
-        return send if route is None else _telling(route, send)
+        return send if route is None else _with_route_headers(route, send)
 
     def _is_right(self, token: bytes) -> bool:
         try:
@@ -362,7 +362,7 @@ def _text(headers: Mapping[bytes, bytes], name: str) -> str | None:
     return None if value is None else value.decode("latin-1")
 
 
-def _telling(route: Route, send: Send) -> Send:
+def _with_route_headers(route: Route, send: Send) -> Send:
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start" and route.served_shape is not None:
             headers = {
@@ -424,7 +424,7 @@ class Authorization:
             return
         scope.setdefault("state", {})["tenant"] = tenant
         current_tenant.set(tenant)
-        await self._app(scope, receive, self._canary.telling(scope, send))
+        await self._app(scope, receive, self._canary.with_route_headers(scope, send))
 
     def _check(self, access: Access, scope: Scope) -> Tenant:
         headers = dict(scope["headers"])

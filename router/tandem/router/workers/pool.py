@@ -282,7 +282,7 @@ class WorkerPool:
         logger.info("%s is up, serving %s", worker.name, card.model)
         if self._listener is not None:
             self._listener.worker_up(worker)
-        self._tell_peers()
+        self._send_peers()
         self._announce()
 
     def _park(self, connection: WorkerConnection, other: str) -> None:
@@ -305,7 +305,7 @@ class WorkerPool:
         del self.workers[incarnation]
         if self._listener is not None:
             self._listener.worker_lost(worker, reason)
-        self._tell_peers()
+        self._send_peers()
         self._announce()
 
     def on_beat(self, connection: WorkerConnection, beat: WorkerBeat) -> None:
@@ -345,7 +345,7 @@ class WorkerPool:
         worker = self.workers.get(connection.incarnation)
         return worker if worker is not None and worker.connection is connection else None
 
-    def _tell_peers(self) -> None:
+    def _send_peers(self) -> None:
         for worker in self.workers.values():
             controls = controls_of(worker, self.workers.values())
             # An empty first set only shows that this router has just begun to look.

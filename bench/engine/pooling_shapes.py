@@ -16,7 +16,7 @@ import torch
 from rig import DUMMIES
 
 from tandem.engine.config import EngineConfig, ModelFacts
-from tandem.engine.worker.input_batch import InputBatch
+from tandem.engine.worker.input_batch import batch_of
 from tandem.engine.worker.inputs import StepRows
 from tandem.engine.worker.worker import Worker
 from tandem.protocol.card import blocks_for
@@ -93,14 +93,14 @@ def layers_alone(worker: Worker, config: EngineConfig, prompts: Sequence[Sequenc
     whole = config.scheduler.max_num_batched_tokens // len(prompts[0])
     most = max(1, min(whole, config.scheduler.max_num_seqs))
     size, kept = config.cache.block_size, stager.batch
-    batch = InputBatch(size, most)
+    batch = batch_of(config, most)
     batch.reserve(len(prompts[0]))
     stager.batch = batch
     try:
         for at in range(0, len(prompts), most):
             part = prompts[at : at + most]
             for row, prompt in enumerate(part):
-                batch.table.assign(row, [0] * blocks_for(len(prompt), size))
+                batch.table.assign(row, [[0] * blocks_for(len(prompt), size)] * batch.groups)
                 batch.tokens[row, : len(prompt)] = prompt
             index, counts = np.arange(len(part)), np.array([len(prompt) for prompt in part])
             rows = StepRows(index, 0 * counts, counts, 0, int(counts.sum()))

@@ -126,12 +126,11 @@ class Worker:
         refused = self.service.admit(
             key,
             num_tokens=count,
-            num_blocks=len(blocks),
             consumer=Incarnation(bytes.fromhex(consumer)),
             budget_ms=None,
         )
         assert refused is None, refused
-        self.service.computed(key, blocks, count, Done(), hashes(name, len(blocks)))
+        self.service.computed(key, (tuple(blocks),), count, Done(), hashes(name, len(blocks)))
         self.service.final(key, [FirstToken(0, 1)], None)
         self.service.finished(key)
         return "ok"
@@ -164,7 +163,7 @@ class Worker:
         before = [self._sum(phase) for phase in PHASES]
         counted = self._sum("load", "count")
         started = time.perf_counter()
-        self.service.begin_load(key, mine, 0, count, known)
+        self.service.begin_load(key, (tuple(mine),), 0, count, known)
         self.until(lambda: key in self.ended)
         seconds = time.perf_counter() - started
         self.until(lambda: self._sum("load", "count") > counted)  # behind the engine's word

@@ -23,7 +23,7 @@ from tandem.kvtransfer.events import (
 from tandem.protocol.card import blocks_for
 from tandem.protocol.errors import Refusal
 from tandem.protocol.ids import Incarnation, RequestKey
-from tandem.protocol.kv import Fence, FirstToken
+from tandem.protocol.kv import BlockTables, Fence, FirstToken
 
 
 class Side:
@@ -199,7 +199,6 @@ class Producing(_End):
         key: RequestKey,
         *,
         num_tokens: int,
-        num_blocks: int,
         consumer: Incarnation,
         budget_ms: int | None,
     ) -> Refusal | None:
@@ -217,7 +216,7 @@ class Producing(_End):
         self._keys[key].started(key, self.worker.now)
 
     def computed(
-        self, key: RequestKey, block_ids: Sequence[int], tokens: int, done: Fence, hashes: object
+        self, key: RequestKey, tables: BlockTables, tokens: int, done: Fence, hashes: object
     ) -> None:
         """See ``Link``."""
         self._keys[key].computed(key, tokens, self.worker.now)
@@ -243,7 +242,7 @@ class Consuming(_End):
         self._keys[key] = self.links[producer]
 
     def begin_load(
-        self, key: RequestKey, block_ids: Sequence[int], start: int, stop: int, hashes: object
+        self, key: RequestKey, tables: BlockTables, start: int, stop: int, hashes: object
     ) -> None:
         """See ``Link``."""
         self._keys.pop(key).load(key, start, self.worker.now)

@@ -11,7 +11,7 @@ from scripts.dashboards import boards
 from scripts.reference.table import MADE, code, table
 from scripts.rules import uses
 
-from tandem.engine.cache.block_pool import BlockEventLog
+from tandem.engine.cache.manager import KVCacheManager
 from tandem.engine.config import CacheConfig
 from tandem.engine.metrics import EngineMetrics
 from tandem.engine.offload.connector import OffloadConnector
@@ -74,8 +74,7 @@ def registries() -> dict[str, CollectorRegistry]:
 
 
 def _tier() -> OffloadConnector:
-    log = BlockEventLog()
-    return OffloadConnector(1, block_size=16, block_bytes=1, log=log, cached_here=lambda _: False)
+    return OffloadConnector(1, manager=KVCacheManager(1, 16), block_bytes=1)
 
 
 def page() -> str:

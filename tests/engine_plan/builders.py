@@ -10,9 +10,11 @@ from typing import Any
 from tests.engine_plan.sim import SimExecutor
 
 from tandem.engine.config import EngineConfig, ModelFacts
+from tandem.engine.config.facts import LinearAttentionFacts
 from tandem.engine.core.engine_core import EngineCore, StepOutputs
 from tandem.engine.kv_memory import StepSize
 from tandem.engine.scheduler.admission import end_of
+from tandem.protocol.card import KVKind
 from tandem.protocol.errors import RefusalCode
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.outputs import EngineCoreOutput, Failed, PooledOutput, Refused
@@ -34,6 +36,30 @@ FACTS = ModelFacts(
     vocab_size=VOCAB,
     max_position_embeddings=4096,
 )
+_FULL, _WINDOW, _STATE = KVKind.FULL, KVKind.WINDOW, KVKind.STATE
+_DELTA = LinearAttentionFacts(
+    num_key_heads=1, key_head_dim=2, num_value_heads=1, value_head_dim=2, conv_kernel=2
+)
+LAYERS: dict[str, tuple[KVKind, ...]] = {
+    "full": (_FULL,),
+    "window": (_WINDOW,),
+    "mixed": (_FULL, _WINDOW, _WINDOW),
+    "hybrid": (_STATE, _STATE, _FULL),
+    "all": (_STATE, _WINDOW, _FULL),
+}
+"""Kinds of the layers of models without weights."""
+
+
+def facts_of_layers(name: str, window: int = 20) -> ModelFacts:
+    """A model of one of ``LAYERS``."""
+    kinds = LAYERS[name]
+    return replace(
+        FACTS,
+        num_layers=len(kinds),
+        layer_kinds=kinds,
+        sliding_window=window if _WINDOW in kinds else None,
+        linear=_DELTA if _STATE in kinds else None,
+    )
 
 
 STEP_SECONDS = 0.01
@@ -53,7 +79,7 @@ def config_of(**flat: Any) -> EngineConfig:
     """Settings of a small engine without files."""
     settings: dict[str, Any] = {"revision": "test", "watermark": 0.0, "max_num_batched_tokens": 64}
     settings |= flat
-    return EngineConfig.of("sim", facts=FACTS, device="cpu", **settings)
+    return EngineConfig.of("sim", **{"facts": FACTS, "device": "cpu", **settings})
 
 
 def params_of(**fields: Any) -> SamplingParams:
@@ -208,5 +234,6 @@ class Harness:
         """Nothing is held, and the engine's view of its cache is the router's."""
         stats = self.core.stats()
         self.core.check_integrity()
-        assert stats["free_blocks"] == stats["total_blocks"]
+        copying = self.core.manager.num_copying
+        assert stats["free_blocks"] + copying == stats["total_blocks"]
         assert set(self.core.cached_blocks().stored) == self.stored

@@ -13,9 +13,10 @@ from tests.engine_plan.sim import SimExecutor
 
 from tandem.engine.request import Request
 from tandem.engine.scheduler.connector import Hold, Lookup, Remote
+from tandem.protocol.card import KVKind
 from tandem.protocol.errors import FailCause, Refusal, RefusalCode
 from tandem.protocol.ids import RequestKey
-from tandem.protocol.kv import Fence, FirstToken, Loaded, LoadFailed, Released
+from tandem.protocol.kv import BlockTables, Fence, FirstToken, Loaded, LoadFailed, Released
 from tandem.protocol.kv import Ready as ReadyEvent
 from tandem.protocol.requests import Produce
 
@@ -26,7 +27,7 @@ Event = Loaded | LoadFailed | Released | ReadyEvent
 class Export:
     num_prompt: int
     upto: int = 0
-    block_ids: tuple[int, ...] = ()
+    tables: BlockTables = ()
     fences: list[Fence] = field(default_factory=list)
     first: tuple[FirstToken, ...] | None = None
     ended: str | None = None
@@ -48,15 +49,13 @@ class Connector:
     def lookup(self, request: Request, num_local: int) -> Remote:
         return Remote(Lookup.NOTHING)
 
-    def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
+    def begin_load(self, request: Request, tables: BlockTables, tokens: range) -> None:
         raise AssertionError("nothing is loaded here")
 
     def started(self, request: Request) -> None:
         self.calls.append(("started", request.key))
 
-    def computed(
-        self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
-    ) -> None:
+    def computed(self, request: Request, tables: BlockTables, tokens: range, done: Fence) -> None:
         """Nobody listens."""
 
     def first_tokens(
@@ -102,17 +101,17 @@ class ProducerSide(Connector):
         wait = request.kv is not None and not self.may_start
         return Remote(Lookup.LATER if wait else Lookup.NOTHING)
 
-    def computed(
-        self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
-    ) -> None:
+    def computed(self, request: Request, tables: BlockTables, tokens: range, done: Fence) -> None:
         """Chunks come in order, from the first token on, without gaps."""
         export = self.exports.get(request.key)
         if export is None:
             return
         assert tokens.start == export.upto, "a gap or a repeat"
-        assert not export.block_ids or export.block_ids == tuple(block_ids), "blocks moved"
+        for before, now in zip(export.tables, tables, strict=False):
+            kept = all(a == b or b < 0 for a, b in zip(before, now, strict=False) if a >= 0)
+            assert kept, "blocks moved"
         assert export.first is None
-        export.upto, export.block_ids = tokens.stop, tuple(block_ids)
+        export.upto, export.tables = tokens.stop, tables
         export.fences.append(done)
 
     def first_tokens(
@@ -163,7 +162,7 @@ class ConsumerSide(Connector):
         self.ready = Ready(lambda: self.events)
         self.num_looks = 0
         """Calls of ``lookup``."""
-        self.loads: dict[RequestKey, tuple[tuple[int, ...], range]] = {}
+        self.loads: dict[RequestKey, tuple[BlockTables, range]] = {}
         self.local: dict[RequestKey, int] = {}
         self.loading: set[RequestKey] = set()
         self.keep_on_abort = True
@@ -178,9 +177,9 @@ class ConsumerSide(Connector):
             return Remote(Lookup.LATER, announced=True)
         return Remote(Lookup.READY, count)
 
-    def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
+    def begin_load(self, request: Request, tables: BlockTables, tokens: range) -> None:
         assert request.key not in self.loads
-        self.loads[request.key] = tuple(block_ids), tokens
+        self.loads[request.key] = tables, tokens
         self.loading.add(request.key)
 
     def finished(self, request: Request, why: str) -> Hold:
@@ -207,11 +206,16 @@ class ConsumerSide(Connector):
         first: Sequence[FirstToken],
         *,
         source: SimExecutor,
-        blocks: Sequence[int],
+        blocks: BlockTables,
         target: SimExecutor,
     ) -> None:
-        block_ids, tokens = self.loads[key]
-        target.fill(block_ids, tokens, source.read(blocks, tokens))
+        tables, tokens = self.loads[key]
+        for group, theirs, mine in zip(target.groups, blocks, tables, strict=True):
+            slots = target.visible(group, tokens.stop)
+            if group.kind is not KVKind.STATE:
+                border = slots.start // group.block_size * group.block_size
+                slots = range(max(border, tokens.start), slots.stop)
+            target.fill(mine, slots, source.read(theirs, slots))
         self.loading.discard(key)
         self.events.append(Loaded(key, tuple(first)))
 
@@ -231,16 +235,14 @@ class BothSides:
     def lookup(self, request: Request, num_local: int) -> Remote:
         return self._side(request).lookup(request, num_local)
 
-    def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
-        self._side(request).begin_load(request, block_ids, tokens)
+    def begin_load(self, request: Request, tables: BlockTables, tokens: range) -> None:
+        self._side(request).begin_load(request, tables, tokens)
 
     def started(self, request: Request) -> None:
         self._side(request).started(request)
 
-    def computed(
-        self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
-    ) -> None:
-        self._side(request).computed(request, block_ids, tokens, done)
+    def computed(self, request: Request, tables: BlockTables, tokens: range, done: Fence) -> None:
+        self._side(request).computed(request, tables, tokens, done)
 
     def first_tokens(
         self, request: Request, first: Sequence[FirstToken], finish: str | None

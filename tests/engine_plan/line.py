@@ -140,7 +140,7 @@ class Line:
     def _deliver(self, key: RequestKey) -> None:
         """The bytes that a right producer would have sent, and its first token."""
         request = self.requests[key]
-        block_ids, tokens = self.side.loads[key]
+        (block_ids,), tokens = self.side.loads[key]
         model = self.harness.executor.model
         states: list[int] = []
         for token in request.prompt_token_ids:

@@ -70,7 +70,7 @@ class Pair:
             request.key,
             export.first,
             source=self.p.executor,
-            blocks=export.block_ids,
+            blocks=export.tables,
             target=self.d.executor,
         )
         self.producer.release(request.key)

@@ -33,9 +33,10 @@ from tandem.engine.step import (
     StepRow,
     TokenMasks,
 )
+from tandem.protocol.card import KVGroup, KVKind
 from tandem.protocol.commands import SleepTag
 from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.kv import Fence
+from tandem.protocol.kv import BlockTables, Fence
 from tandem.protocol.outputs import Finish, TokenLogprobs, finish_of
 from tandem.protocol.pooling import PoolingParams, PoolingType
 from tandem.protocol.sampling import SamplingParams
@@ -129,7 +130,7 @@ class SimModel:
 class _Row:
     new: NewSequence
     token_ids: list[int]
-    block_ids: list[int] = field(default_factory=list)
+    tables: list[list[int]] = field(default_factory=list)
     pooled: float = 0.0
     """What a vector has come to."""
 
@@ -175,6 +176,7 @@ class SimExecutor:
     def start(self, config: EngineConfig, allocate: KVCacheAllocator | None = None) -> Capacity:
         """An empty slab of the config's block size."""
         self._block_size = config.cache.block_size
+        self.groups = config.layout.groups
         self.kv_cache = [[None] * self._block_size for _ in range(self._num_blocks)]
         self.model = SimModel(config.facts.vocab_size)
         return Capacity(self._num_blocks, config.layout, self.memory.num_blocks)
@@ -189,7 +191,8 @@ class SimExecutor:
         drafts = {each.seq: each for each in plan.drafts}
         for each in plan.rows:
             row = self._rows[each.seq]
-            row.block_ids += each.new_block_ids
+            for table, more in zip(row.tables, each.new_block_ids, strict=False):
+                table += more
             if each.seq in drafts and not drafts[each.seq].forced:
                 assert each.num_computed + 1 == len(row.token_ids), "drafts behind the last token"
                 row.token_ids += drafts[each.seq].draft_token_ids
@@ -227,7 +230,7 @@ class SimExecutor:
             del self._rows[seq]
         for new in plan.new:
             assert new.seq not in self._rows, f"sequence {new.seq} is introduced twice"
-            self._rows[new.seq] = _Row(new, new.token_ids.copy(), new.block_ids.copy())
+            self._rows[new.seq] = _Row(new, new.token_ids.copy(), [*map(list, new.block_ids)])
         self.memory.begin(self.kv_cache, plan.transfers or BlockTransfers(), self._written(plan))
         for source, destination in plan.block_copies:
             self.kv_cache[destination] = self.kv_cache[source].copy()
@@ -235,9 +238,11 @@ class SimExecutor:
     def _written(self, plan: SchedulerOutput) -> set[int]:
         size, written = self._block_size, {to for _, to in plan.block_copies}
         for each in plan.rows:
-            held = [*self._rows[each.seq].block_ids, *each.new_block_ids]
-            end = each.num_computed + each.num_scheduled_tokens
-            written.update(held[each.num_computed // size : -(-end // size)])
+            end, tables = each.num_computed + each.num_scheduled_tokens, self._rows[each.seq].tables
+            for at, (group, table) in enumerate(zip(self.groups, tables, strict=True)):
+                held = [*table, *(each.new_block_ids[at] if at < len(each.new_block_ids) else ())]
+                first = 0 if group.kind is KVKind.STATE else each.num_computed // size
+                written.update(held[first : -(-end // size)])
         return written
 
     def draw(self, masks: TokenMasks) -> None:
@@ -293,7 +298,7 @@ class SimExecutor:
     def _write(self, row: _Row, each: StepRow) -> list[int]:
         """Write the row's tokens; the digests, first to last."""
         start, end = each.num_computed, each.num_computed + each.num_scheduled_tokens
-        before = self.read(row.block_ids, range(start - 1, start))[0] if start else None
+        before = self.read(row.tables[0], range(start - 1, start))[0] if start else None
         assert not start or before is not None, f"sequence {each.seq} reads an unwritten slot"
         if self._verify:
             self._check_context(row, each)
@@ -301,8 +306,36 @@ class SimExecutor:
         for token in row.token_ids[start:end]:
             before = self.model.write(before, token)
             states.append(before)
-        self.fill(row.block_ids, range(start, end), states)
+        for group, table in zip(self.groups, row.tables, strict=True):
+            if group.kind is KVKind.STATE:
+                self.fill(table, range(1), states[-1:])
+            else:
+                self.fill(table, range(start, end), states)
         return states
+
+    def expected(self, group: KVGroup, states: Sequence[int | None]) -> list[int | None]:
+        """What the ``visible`` slots hold after the tokens of ``states``."""
+        if group.kind is KVKind.STATE:
+            return list(states[-1:])
+        slots = self.visible(group, len(states))
+        return list(states[slots.start : slots.stop])
+
+    def fill_tables(self, tables: BlockTables, tokens: range, states: Sequence[int | None]) -> None:
+        """Write what a hand-off of ``tokens`` brings: a window's blocks, the last state."""
+        for group, table in zip(self.groups, tables, strict=True):
+            slots = self.visible(group, tokens.stop)
+            if group.kind is KVKind.STATE:
+                self.fill(table, slots, states[tokens.stop - 1 : tokens.stop])
+            else:
+                first = slots.start // self._block_size * self._block_size
+                slots = range(max(first, tokens.start), slots.stop)
+                self.fill(table, slots, states[slots.start : slots.stop])
+
+    def visible(self, group: KVGroup, num_computed: int) -> range:
+        """Slots of a group's table that the next token reads."""
+        if group.kind is KVKind.STATE:
+            return range(min(num_computed, 1))
+        return range(max(0, num_computed - (group.span or num_computed + 1) + 1), num_computed)
 
     def _check_context(self, row: _Row, each: StepRow) -> None:
         expected: list[int | None] = []
@@ -310,8 +343,10 @@ class SimExecutor:
         for token in row.token_ids[: each.num_computed]:
             state = self.model.write(state, token)
             expected.append(state)
-        found = self.read(row.block_ids, range(each.num_computed))
-        assert found == expected, f"sequence {each.seq} reads KV of other tokens"
+        for group, table in zip(self.groups, row.tables, strict=True):
+            found = self.read(table, self.visible(group, each.num_computed))
+            wanted = self.expected(group, expected)
+            assert found == wanted, f"sequence {each.seq} reads KV of other tokens: {group.kind}"
 
     def _sample(self, row: _Row, each: StepRow, state: int, masks: TokenMasks) -> Sampled:
         new = row.new

@@ -17,6 +17,7 @@ from tandem.engine.config import (
     structured_outputs,
 )
 from tandem.engine.config.engine import resolve_device
+from tandem.protocol.card import KVKind
 from tandem.protocol.errors import InvalidParameter
 
 LLAMA = {
@@ -295,13 +296,54 @@ def test_families_have_their_biases():
     assert (biased.attention_bias, biased.attention_output_bias, biased.mlp_bias) == (True,) * 3
 
 
-def test_sliding_window_bounds_the_context(tmp_path):
-    """Full attention is right only within the window, so longer sequences are refused."""
-    folder = folder_of(tmp_path, {**LLAMA, "model_type": "mistral", "sliding_window": 128})
+FULL, WINDOW = KVKind.FULL, KVKind.WINDOW
+SLIDING = {"use_sliding_window": True, "sliding_window": 64}
 
-    assert EngineConfig.of(folder, device="cpu").max_model_len == 128
-    with pytest.raises(InvalidParameter, match="at most 128"):
-        EngineConfig.of(folder, device="cpu", max_model_len=129)
+
+@pytest.mark.parametrize(
+    ("architecture", "change", "window", "kinds"),
+    [
+        ("Mistral", {"sliding_window": 64}, 64, [WINDOW] * 2),
+        ("Mistral", {"sliding_window": None}, None, [FULL] * 2),
+        ("Mistral", {}, 4096, [WINDOW] * 2),
+        ("Mistral", {"sliding_window": 64, "layer_types": ["sliding_attention"] * 2}, 64, None),
+        ("Qwen2", {"sliding_window": 64}, None, [FULL] * 2),
+        ("Qwen2", {"use_sliding_window": True}, None, [FULL] * 2),
+        ("Qwen2", {"use_sliding_window": True, "max_window_layers": 0}, 4096, [WINDOW] * 2),
+        ("Qwen2", {**SLIDING, "sliding_window": None, "max_window_layers": 0}, None, [FULL] * 2),
+        ("Qwen3", {**SLIDING, "max_window_layers": 1}, 64, [FULL, WINDOW]),
+        ("Qwen3", {**SLIDING, "layer_types": ["sliding_attention", "full_attention"]}, 64, None),
+        ("Llama", {"sliding_window": 512}, None, [FULL] * 2),
+    ],
+)
+def test_windows_are_those_of_config_json(tmp_path, architecture, change, window, kinds):
+    """A window bounds what a query attends to, and not the context."""
+    config = {**LLAMA, **change, "architectures": [f"{architecture}ForCausalLM"]}
+    facts = facts_of(config)
+    words = {"full_attention": FULL, "sliding_attention": WINDOW}
+    kinds = kinds or [words[each] for each in change["layer_types"]]
+    assert (facts.sliding_window, list(facts.kinds)) == (window, kinds)
+    folder = folder_of(tmp_path, config)
+    assert EngineConfig.of(folder, device="cpu").max_model_len == 512
+
+
+@pytest.mark.parametrize(
+    ("architecture", "change"),
+    [
+        ("Mistral", {"sliding_window": 0}),
+        ("Mistral", {"layer_types": ["sliding_attention", "full_attention"]}),
+        ("Mistral", {"layer_types": ["full_attention"], "sliding_window": None}),
+        ("Qwen2", {"sliding_window": True, "use_sliding_window": True}),
+        ("Qwen2", {"max_window_layers": None, "use_sliding_window": True, "sliding_window": 64}),
+        ("Qwen3", {"layer_types": ["linear_attention", "full_attention"]}),
+        ("Llama", {"sliding_window": 64}),
+        ("Llama", {"layer_types": ["full_attention", "sliding_attention"]}),
+    ],
+)
+def test_windows_that_layers_do_not_compute_are_refused(architecture, change):
+    config = {**LLAMA, **change, "architectures": [f"{architecture}ForCausalLM"]}
+    with pytest.raises(InvalidParameter, match=rf"config\.json: {next(iter(change))}"):
+        facts_of(config)
 
 
 def test_generation_config_names_the_end(tmp_path):

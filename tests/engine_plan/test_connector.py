@@ -230,7 +230,7 @@ def test_kv_without_token_one_is_completed_here(prompt, come):
         leg.key,
         (),
         source=source.executor,
-        blocks=plan.new[0].block_ids,
+        blocks=tuple(map(tuple, plan.new[0].block_ids)),
         target=harness.executor,
     )
     harness.run()

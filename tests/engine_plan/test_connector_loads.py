@@ -22,7 +22,7 @@ def test_only_what_is_missing_is_loaded():
     pair.d.run()
     pair.prefill("a", prompt)
     first = pair.reserve("a", prompt)
-    assert pair.consumer.loads[first.key] == ((0, 1, 3, 4), range(32, 48))
+    assert pair.consumer.loads[first.key] == (((0, 1, 3, 4),), range(32, 48))
     assert pair.consumer.local[first.key] == 32
     pair.deliver(first)
     pair.d.run()
@@ -137,7 +137,7 @@ def test_decode_headroom_is_reserved():
     pair.prefill("a", 32)
     request = pair.reserve("a", 32)
 
-    assert len(pair.consumer.loads[request.key][0]) == 3
+    assert len(pair.consumer.loads[request.key][0][0]) == 3
     pair.deliver(request)
     pair.d.run()
     pair.check_empty()
@@ -149,7 +149,7 @@ def test_a_prompt_that_fills_the_pool_still_loads():
     pair.prefill("a", 40)
     request = pair.reserve("a", 40)
 
-    assert len(pair.consumer.loads[request.key][0]) == 3
+    assert len(pair.consumer.loads[request.key][0][0]) == 3
     pair.deliver(request)
     pair.d.run()
     pair.d.check(request)

@@ -61,11 +61,11 @@ def test_the_first_that_has_it_is_asked_to_bring_it(request_):
     every = Connectors([first, second, third])
     assert every.lookup(request_, 0) == READY
     assert third.calls == []
-    every.begin_load(request_, (1, 2), range(16))
+    every.begin_load(request_, ((1, 2),), range(16))
     assert (first.begun, second.begun, third.begun) == ([], [range(16)], [])
     second.remote = NOTHING
     assert every.lookup(request_, 0) == READY
-    every.begin_load(request_, (1, 2), range(16))
+    every.begin_load(request_, ((1, 2),), range(16))
     assert third.begun == [range(16)]
 
 

@@ -165,10 +165,11 @@ def test_decodes_behind_a_prompt_leave_it_a_token():
 class Overtaking(Turns):
     """What was: whoever is handed over takes what is free, before anybody who waits."""
 
-    def may_reserve(self, request, hits, count, extra):
+    def may_reserve(self, request, hits, count, *, extra, num_loaded):
         """As long as there is a seat and blocks, the watermark's included."""
         manager = self._request_table.manager
-        return self._free_seats > 0 and manager.can_start(hits, count, extra=extra)
+        fits = manager.can_start(hits, count, extra=extra, num_loaded=num_loaded)
+        return self._free_seats > 0 and fits
 
     def may_start(self, request):
         return True

@@ -40,7 +40,7 @@ def test_a_loan_is_of_the_longest_run_and_holds_it() -> None:
     cache, hashes = cached(harness)
     loan = cache.lend(KEY, [*hashes[:2], BlockHash(b"?" * 16), hashes[2]])
     assert loan is not None
-    assert len(loan.block_ids) == 2
+    assert len(loan.tables[0]) == 2
     scheduler = harness.core.scheduler
     assert scheduler.held_keys() == [KEY]
     assert scheduler.manager.num_free == 6
@@ -48,7 +48,7 @@ def test_a_loan_is_of_the_longest_run_and_holds_it() -> None:
     harness.add(request_of("other", 16 * 6 - 1, params=params_of(max_tokens=1)))
     while scheduler.has_requests:
         assert harness.step().progressed
-    assert [scheduler.manager.pool.find(each) for each in hashes[:2]] == list(loan.block_ids)
+    assert [scheduler.manager.pool.find(each) for each in hashes[:2]] == list(loan.tables[0])
     harness.core.check_integrity()
 
     assert scheduler.request_table.released(KEY)

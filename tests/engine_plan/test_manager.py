@@ -3,11 +3,9 @@
 import pytest
 from tests.engine_plan.builders import request_of
 
-from tandem.engine.cache.manager import KVCacheManager, only_group
+from tandem.engine.cache.manager import KVCacheManager
 from tandem.engine.request import Request, RequestGroup
 from tandem.engine.step import SeqId
-from tandem.protocol.card import KVGroup, KVLayout
-from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.hashing import root_hash
 
 BLOCK = 4
@@ -53,10 +51,10 @@ def test_a_sequence_takes_whole_blocks():
     manager = KVCacheManager(5, BLOCK)
     request = computed(manager, sequence_of(list(range(10))))
 
-    assert request.block_ids == [0, 1, 2]
+    assert request.block_tables[0] == [0, 1, 2]
     assert request.capacity == 12
-    assert manager.grow(request, 12) == ()
-    assert manager.grow(request, 13) == (3,)
+    assert manager.grow(request, 12) == ((),)
+    assert manager.grow(request, 13) == ((3,),)
     assert manager.grow(request, 21) is None
     assert manager.usage == pytest.approx(0.8)
 
@@ -68,21 +66,21 @@ def test_only_full_blocks_are_found_again():
     manager.free(first)
 
     same, longer, eight = (sequence_of(list(range(size))) for size in (10, 14, 8))
-    assert manager.find_cached_prefix(same, same.max_cached_tokens) == [0, 1]
-    assert manager.find_cached_prefix(longer, longer.max_cached_tokens) == [0, 1]
-    assert manager.find_cached_prefix(eight, eight.max_cached_tokens) == [0]
-    assert manager.find_cached_prefix(eight, 8) == [0, 1]
+    assert manager.find_cached_prefix(same, same.max_cached_tokens).tables[0] == [0, 1]
+    assert manager.find_cached_prefix(longer, longer.max_cached_tokens).tables[0] == [0, 1]
+    assert manager.find_cached_prefix(eight, eight.max_cached_tokens).tables[0] == [0]
+    assert manager.find_cached_prefix(eight, 8).tables[0] == [0, 1]
 
 
 def test_tails_are_evicted_before_heads():
     """A freed sequence gives up its last block first, so that its prefix lives longest."""
     manager = KVCacheManager(3, BLOCK)
     request = computed(manager, sequence_of(list(range(12))))
-    assert request.block_ids == [0, 1, 2]
+    assert request.block_tables[0] == [0, 1, 2]
     manager.free(request)
 
     assert manager.pool.take(2) == [2, 1]
-    assert manager.find_cached_prefix(sequence_of(list(range(12))), 11) == [0]
+    assert manager.find_cached_prefix(sequence_of(list(range(12))), 11).tables[0] == [0]
 
 
 def test_hits_are_counted_before_a_start_is_promised():
@@ -92,7 +90,7 @@ def test_hits_are_counted_before_a_start_is_promised():
     request = sequence_of(list(range(20)))
     hits = manager.find_cached_prefix(request, request.max_cached_tokens)
 
-    assert hits == [0, 1]
+    assert hits.tables[0] == [0, 1]
     assert manager.can_start(hits, 16)
     assert not manager.can_start(hits, 17)
     assert not manager.can_start(hits, 16, extra=1)
@@ -102,9 +100,9 @@ def test_the_watermark_keeps_blocks_back():
     """A start that must keep spare blocks leaves them free."""
     manager = KVCacheManager(10, BLOCK, watermark=0.25)
 
-    assert manager.can_start([], 40)
-    assert manager.can_start([], 32, keep_spare=True)
-    assert not manager.can_start([], 33, keep_spare=True)
+    assert manager.can_start(manager.groups.nothing, 40)
+    assert manager.can_start(manager.groups.nothing, 32, keep_spare=True)
+    assert not manager.can_start(manager.groups.nothing, 33, keep_spare=True)
 
 
 def test_a_fork_shares_full_blocks_and_copies_the_last():
@@ -114,12 +112,12 @@ def test_a_fork_shares_full_blocks_and_copies_the_last():
     child = sequence_of(list(range(10)), choice=1)
 
     assert manager.fork(parent, child)
-    assert child.block_ids == [0, 1, 3]
+    assert child.block_tables[0] == [0, 1, 3]
     assert child.num_cached_blocks == 2
-    manager.check([parent.block_ids, child.block_ids])
+    manager.check([parent.block_tables[0], child.block_tables[0]])
     assert manager.take_copies() == ((2, 3),)
     assert manager.take_copies() == ()
-    manager.check([parent.block_ids, child.block_ids])
+    manager.check([parent.block_tables[0], child.block_tables[0]])
 
 
 def test_a_fork_at_a_block_border_needs_no_copy():
@@ -129,7 +127,7 @@ def test_a_fork_at_a_block_border_needs_no_copy():
     child = sequence_of(list(range(8)), choice=1)
 
     assert manager.fork(parent, child)
-    assert child.block_ids == parent.block_ids
+    assert child.block_tables[0] == parent.block_tables[0]
     assert manager.take_copies() == ()
 
 
@@ -140,8 +138,8 @@ def test_a_fork_without_room_does_nothing():
     child = sequence_of(list(range(10)), choice=1)
 
     assert not manager.fork(parent, child)
-    assert child.block_ids == []
-    manager.check([parent.block_ids])
+    assert child.num_blocks == 0
+    manager.check([parent.block_tables[0]])
 
 
 def test_a_source_lives_until_its_copy_is_planned():
@@ -153,7 +151,7 @@ def test_a_source_lives_until_its_copy_is_planned():
 
     manager.free(parent)
     assert not manager.pool.is_free(2)
-    manager.check([child.block_ids])
+    manager.check([child.block_tables[0]])
     manager.take_copies()
     assert manager.pool.is_free(2)
 
@@ -167,7 +165,7 @@ def test_a_copy_that_nobody_wants_is_dropped():
 
     manager.free(child)
     assert manager.take_copies() == ()
-    manager.check([parent.block_ids])
+    manager.check([parent.block_tables[0]])
 
 
 def test_blocks_handed_out_come_back_once():
@@ -176,7 +174,7 @@ def test_blocks_handed_out_come_back_once():
     request = computed(manager, sequence_of(list(range(10))))
 
     blocks = manager.pin_for_transfer(request)
-    assert request.block_ids == []
+    assert request.num_blocks == 0
     manager.check([blocks])
     assert manager.num_free == 1
     manager.unpin(blocks)
@@ -190,9 +188,9 @@ def test_truncation_gives_back_the_rest():
 
     manager.truncate(request, 4)
 
-    assert request.block_ids == [0]
+    assert request.block_tables[0] == [0]
     assert (request.capacity, request.num_cached_blocks) == (4, 1)
-    manager.check([request.block_ids])
+    manager.check([request.block_tables[0]])
 
 
 def test_without_caching_nothing_is_found():
@@ -200,15 +198,6 @@ def test_without_caching_nothing_is_found():
     manager = KVCacheManager(4, BLOCK, enable_caching=False)
     manager.free(computed(manager, sequence_of(list(range(10)))))
 
-    assert manager.find_cached_prefix(sequence_of(list(range(10))), 9) == []
+    assert manager.find_cached_prefix(sequence_of(list(range(10))), 9).tables[0] == []
     assert manager.log.drain() is None
     assert manager.reset_prefix_cache() == 0
-
-
-def test_one_group_is_asked_for():
-    """A layout of several groups is refused by name."""
-    group = KVGroup(num_layers=1, num_kv_heads=1, head_dim=8, block_size=16, dtype="float32")
-
-    assert only_group(KVLayout((group,))) == group
-    with pytest.raises(InvalidParameter, match=r"layout\.groups"):
-        only_group(KVLayout((group, group)))

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 from tests.engine_plan.builders import Harness, params_of, request_of
 from tests.engine_plan.pair import Pair, consume, produce
 
-from tandem.engine.cache.block_pool import BlockEventLog
+from tandem.engine.cache.manager import KVCacheManager
 from tandem.engine.config import CacheConfig
 from tandem.engine.metrics import EngineMetrics
 from tandem.engine.offload.connector import OffloadConnector
@@ -47,7 +47,7 @@ def test_what_the_cache_loses_comes_back():
     and the client is told that it was cached."""
     harness = offloading()
     again = cold(harness)
-    assert harness.core.manager.find_cached_prefix(_entered(harness, again), 60) == []
+    assert harness.core.manager.find_cached_prefix(_entered(harness, again), 60).num_tokens == 0
     harness.run()
 
     harness.check(again)
@@ -207,10 +207,12 @@ def test_what_is_about_to_be_loaded_is_not_given_away():
 
 def test_routers_hear_of_what_is_in_neither():
     """A hash that the tier gives away is gone, unless the cache has it, too."""
-    log, here = BlockEventLog(), {BlockHash(b"b" * 16)}
-    tier = OffloadConnector(
-        1, block_size=16, block_bytes=1, log=log, cached_here=lambda digest: digest in here
-    )
+    manager = KVCacheManager(1, 16)
+    log = manager.log
+    (block,) = manager.pool.take(1)
+    manager.pool.cache(block, BlockHash(b"b" * 16))
+    log.drain()
+    tier = OffloadConnector(1, manager=manager, block_bytes=1)
     told = []
     for digest in (b"a" * 16, b"b" * 16, b"c" * 16):
         tier.on_evict(0, BlockHash(digest))

@@ -134,7 +134,7 @@ def test_the_last_preemptible_goes():
 
 
 OWNERS = {
-    "block_ids": {"cache/manager.py"},
+    "block_tables": {"cache/manager.py"},
     "capacity": {"cache/manager.py"},
     "cache_due": {"cache/manager.py"},
     "num_cached_blocks": {"cache/manager.py"},

@@ -12,7 +12,7 @@ def test_prompts_are_cut_to_the_budget():
     first, second, third, fourth = (next_plan(harness) for _ in range(4))
 
     assert shape_of(first) == [(0, 0, 32, ())]
-    assert first.new[0].block_ids == [0, 1, 2, 3, 4]
+    assert first.new[0].block_ids == ([0, 1, 2, 3, 4],)
     assert shape_of(second) == [(0, 32, 32, ())]
     assert second.new == ()
     assert shape_of(third) == [(0, 64, 6, (0,))]
@@ -78,7 +78,7 @@ def test_a_cached_prefix_is_not_computed():
     plan = next_plan(harness)
 
     assert shape_of(plan) == [(1, 32, 8, (0,))]
-    assert plan.new[0].block_ids[:2] == [0, 1]
+    assert plan.new[0].block_ids[0][:2] == [0, 1]
     harness.run()
     harness.check(request_of("b", prompt))
     cached = {out.request: out.num_cached_tokens for out in harness.outputs if out.position == 0}
@@ -130,7 +130,7 @@ def test_preemption_takes_the_latest_and_computes_it_again():
 
     assert plans[-1].dropped == (1,)
     assert shape_of(plans[-1]) == [(0, 32, 1, (0,))]
-    assert plans[-1].rows[0].new_block_ids == (3,)
+    assert plans[-1].rows[0].new_block_ids == ((3,),)
     harness.run()
     for request in harness.requests.values():
         harness.check(request)

@@ -20,7 +20,7 @@ def test_choices_fork_after_one_prefill():
     assert shape_of(prefill) == [(0, 0, 20, (0, 1, 2))]
     assert shape_of(decode) == [(0, 20, 1, (0,)), (1, 20, 1, (1,)), (2, 20, 1, (2,))]
     assert decode.block_copies == ((1, 2), (1, 3))
-    assert [new.block_ids for new in decode.new] == [[0, 2], [0, 3]]
+    assert [new.block_ids for new in decode.new] == [([0, 2],), ([0, 3],)]
     assert [new.token_ids[-1] for new in decode.new] == [
         harness.tokens("a", choice)[0] for choice in (1, 2)
     ]

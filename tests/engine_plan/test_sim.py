@@ -15,7 +15,7 @@ def started() -> SimExecutor:
 
 def new(seq: int = 0, tokens: int = 20, blocks: tuple[int, ...] = (0, 1)) -> NewSequence:
     return NewSequence(
-        SeqId(seq), list(range(tokens)), tokens, params_of(), 0, EOS, list(blocks)
+        SeqId(seq), list(range(tokens)), tokens, params_of(), 0, EOS, (list(blocks),)
     )  # fmt: skip
 
 
@@ -30,7 +30,7 @@ def test_wrong_blocks_are_found():
     """A row that reads blocks of other tokens, or blocks never written, does not pass."""
     executor = prefilled()
     row = StepRow(SeqId(1), 18, 2, (), (0,))
-    other = NewSequence(SeqId(1), [9] * 20, 20, params_of(), 0, EOS, [0, 1])
+    other = NewSequence(SeqId(1), [9] * 20, 20, params_of(), 0, EOS, ([0, 1],))
     with pytest.raises(AssertionError, match="other tokens"):
         executor.execute(SchedulerOutput(2, (row,), (other,)))
 

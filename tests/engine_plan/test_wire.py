@@ -44,7 +44,7 @@ from tandem.protocol.outputs import TokenLogprobs
 
 PLAN = SchedulerOutput(
     7,
-    rows=(StepRow(SeqId(3), 5, 1, (9,), (0,)), StepRow(SeqId(4), 0, 40)),
+    rows=(StepRow(SeqId(3), 5, 1, ((9,), ()), (0,)), StepRow(SeqId(4), 0, 40)),
     new=(
         NewSequence(
             SeqId(4),
@@ -53,7 +53,7 @@ PLAN = SchedulerOutput(
             params_of(logit_bias={3: 1.5}, stop_token_ids=(1, 2), n=2, logprobs=3),
             1,
             (7,),
-            [1, 2, 3],
+            ([1, 2, 3], [4, -1]),
             has_ids=False,
         ),
     ),

@@ -111,7 +111,8 @@ class Driver:
                 new.append(self._introduce(seq, line, line.blocks[:1]))
                 blocks = blocks[1:]
             drawn = (choices or {}).get(seq, (line.choice,)) if line.pending == count else ()
-            rows.append(StepRow(seq, line.computed, count, blocks, drawn))
+            added = (blocks,) if blocks else ()
+            rows.append(StepRow(seq, line.computed, count, added, drawn))
             line.computed += count
         self._steps += 1
         masks = self._masks(rows)
@@ -158,7 +159,7 @@ class Driver:
             line.params,
             line.choice,
             eos,
-            held,
+            (held,),
             embeds=line.embeds,
             has_ids=line.embeds is None,
         )

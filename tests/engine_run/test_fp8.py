@@ -15,7 +15,7 @@ from tandem.engine.config import EngineConfig, read_facts
 from tandem.engine.config.facts import QuantFacts
 from tandem.engine.loader import INPUTS, LoadError, SafetensorsWeights, Shard, open_weights
 from tandem.engine.models import load_model
-from tandem.engine.models.decoder import Decoder
+from tandem.engine.models.decoder import Attention, Decoder, Layer
 from tandem.engine.quant import LinearMethod, LinearPart, Product
 from tandem.engine.quant.dense import DenseMethod
 from tandem.engine.quant.fp8 import FP8Method, FP8Product, SideBySide
@@ -57,12 +57,12 @@ def products_of(folder: Path, dtype: str = "float32") -> list[Product]:
     with open_weights(config, progress=False) as weights:
         model = load_model(config.facts, weights)
     assert isinstance(model, Decoder)
-    layers = [
-        each
-        for layer in model.layers
-        for each in (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down)
-    ]
-    return [each._product for each in layers]
+    found = []
+    for layer in model.layers:
+        assert isinstance(layer, Layer)
+        assert isinstance(layer.attention, Attention)
+        found += [layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down]
+    return [each._product for each in found]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

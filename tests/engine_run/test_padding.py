@@ -53,8 +53,8 @@ class UncapturedChoices(SamplerGraphs):
 def padded():
     """An engine whose steps are padded; its block behind the last is full of NaN."""
     driver = Driver(folder_of("llama"), num_blocks=120, max_num_seqs=8)
-    runner, layout = driver.runner, driver.config.layout
-    runner.kv_cache = KVCacheMemory(layout, 120, torch.device("cpu"), spare=1)
+    runner, groups = driver.runner, driver.config.layer_groups
+    runner.kv_cache = KVCacheMemory(groups, 120, torch.device("cpu"), spare=1)
     runner.kv_cache.memory.view(torch.float32).fill_(torch.nan)
     runner.stager = StepStager(
         runner.batch, torch.device("cpu"), max_tokens=600, max_len=512, spare_block=120
@@ -201,7 +201,7 @@ def test_blocks_that_were_given_long_before_are_read(padded):
     prompt, size = list(range(20, 152)), padded.config.cache.block_size
     blocks = [padded._free.pop() for _ in range(-(-(len(prompt) + 24) // size))]
     seq = SeqId(10**7)
-    new = NewSequence(seq, prompt, len(prompt), GREEDY, 0, (), blocks)
+    new = NewSequence(seq, prompt, len(prompt), GREEDY, 0, (), (blocks,))
     execute, step, drawn = padded.executor.execute, 700, []
     for at in range(0, len(prompt), 44):
         choices = (0,) if at + 44 == len(prompt) else ()
@@ -224,7 +224,7 @@ def test_a_prompt_that_becomes_a_decode_is_read_in_its_new_place(padded):
     seqs = [SeqId(first + number) for number in range(3)]
     held = [[padded._free.pop() for _ in range(-(-(len(each) + 3) // size))] for each in prompts]
     new = [
-        NewSequence(seq, prompt, len(prompt), GREEDY, 0, (), blocks)
+        NewSequence(seq, prompt, len(prompt), GREEDY, 0, (), (blocks,))
         for seq, prompt, blocks in zip(seqs, prompts, held, strict=True)
     ]
     a, b, c = seqs
@@ -313,7 +313,7 @@ def decode_ahead(driver, params):
     prompt, size = PROMPTS[0], driver.config.cache.block_size
     blocks = [driver._free.pop() for _ in range(-(-(len(prompt) + 6) // size))]
     seq = SeqId(10**6 + len(driver._free))
-    new = NewSequence(seq, list(prompt), len(prompt), params, 0, (2,), blocks)
+    new = NewSequence(seq, list(prompt), len(prompt), params, 0, (2,), (blocks,))
     row = StepRow(seq, 0, len(prompt), (), (0,))
     futures = [driver.executor.execute(SchedulerOutput(500, (row,), (new,)))]
     for at in range(4):

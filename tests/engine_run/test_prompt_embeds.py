@@ -276,7 +276,7 @@ def test_steps_with_vectors_run_beside_graphs():
     that decode behind it are."""
     driver = Driver(FOLDER, num_blocks=120, max_num_seqs=8)
     runner = driver.runner
-    runner.kv_cache = KVCacheMemory(driver.config.layout, 120, torch.device("cpu"), spare=1)
+    runner.kv_cache = KVCacheMemory(driver.config.layer_groups, 120, torch.device("cpu"), spare=1)
     runner.stager = StepStager(
         runner.batch, torch.device("cpu"), max_tokens=600, max_len=512, spare_block=120
     )

@@ -61,14 +61,14 @@ def test_a_steps_context_goes_with_its_last_user():
         cu_seqlens_q=ends,
         chunk_cu_seqlens_q=ends,
         seq_lens=ends[1:],
-        block_tables=ends[:1].view(1, 1),
+        block_tables=ends[:1].view(1, 1, 1),
         max_query_len=3,
         max_decode_len=0,
         max_chunk_len=3,
     )
     unused = cast("Any", None)
     step = StepContext(
-        rotary=None,
+        rotaries=(),
         positions=torch.arange(3),
         slot_mapping=unused,
         attention=unused,

@@ -115,14 +115,14 @@ def test_memory_without_a_driver_is_refused_in_words():
 def test_host_buffers_take_turns():
     """Steps filled ahead of each other do not write over the numbers that are on their way."""
     batch = InputBatch(16, 4)
-    batch.table.assign(0, [3, 4])
+    batch.table.assign(0, [[3, 4]])
     stager = StepStager(batch, CPU, max_tokens=32, max_len=64)
     hosts = {id(stager.staging.open()) for _ in range(7)}
     assert len(hosts) == 3
     rows = StepRows(np.array([0]), np.array([5]), np.array([20]), 0, 20)
     inputs = stager.stage(rows, rows.ends, rows.index, unpadded)
     assert inputs.positions.tolist() == list(range(5, 25))
-    assert inputs.slot_mapping.blocks.tolist() == [3] * 11 + [4] * 9
+    assert inputs.slot_mapping.blocks.tolist() == [[3] * 11 + [4] * 9]
     assert inputs.slot_mapping.offsets.tolist() == [*range(5, 16), *range(9)]
     assert inputs.sequences.seq_lens.tolist() == [25]
     assert inputs.sequences.chunk_cu_seqlens_q.tolist() == [0, 20]
@@ -132,7 +132,7 @@ def staged(first, counts, num_decodes, wanted, *, spare=None, shape=None):
     """Three rows of two blocks each, staged, padded to ``shape`` if given; ``wanted`` is tokens."""
     batch = InputBatch(16, 4)
     for row, blocks in enumerate(([3, 4], [5, 6], [7, 8])):
-        batch.table.assign(row, blocks)
+        batch.table.assign(row, [blocks])
     stager = StepStager(batch, CPU, max_tokens=32, max_len=64, spare_block=spare)
     rows = StepRows(np.arange(3), np.array(first), np.array(counts), num_decodes, sum(counts))
     return stager.stage(rows, wanted, (), lambda _: None if shape is None else StepShape(*shape))
@@ -147,7 +147,7 @@ def test_chunks_one_by_one_are_those_written_at_once(monkeypatch, few, shape):
     batch = InputBatch(16, 8)
     batch.tokens[:] = rng.integers(0, 1000, batch.tokens.shape)
     for row in range(8):
-        batch.table.assign(row, rng.integers(0, 90, 3).tolist())
+        batch.table.assign(row, [rng.integers(0, 90, 3).tolist()])
     rows = StepRows(np.array([6, 0, 3, 2, 5]), first, counts, 1, int(counts.sum()))
     stager = StepStager(batch, CPU, max_tokens=64, max_len=64, spare_block=9)
 
@@ -239,7 +239,7 @@ def test_views_are_kept_of_graphs_shapes_alone():
     """Other steps rarely repeat: keeping theirs would fill memory, and serve nobody."""
     batch = InputBatch(16, 4)
     for row in range(3):
-        batch.table.assign(row, [3 + row, 6 + row])
+        batch.table.assign(row, [[3 + row, 6 + row]])
     stager = StepStager(batch, CPU, max_tokens=32, max_len=64, spare_block=9)
 
     def stage(count, shape):
@@ -276,14 +276,14 @@ def test_a_row_keeps_what_is_computed_of_it():
     batch = InputBatch(16, 4)
     prompt = list(range(100, 140))
     greedy = SamplingParams(temperature=0.0, seed=0)
-    new = NewSequence(SeqId(7), prompt, 40, greedy, 0, (), [1, 2, 3])
+    new = NewSequence(SeqId(7), prompt, 40, greedy, 0, (), ([1, 2, 3],))
     batch.apply(SchedulerOutput(1, (StepRow(SeqId(7), 39, 1, (), (0,)),), (new,)))
     row = batch.row_of[SeqId(7)]
     assert batch.tokens[row, 39] == 139
     assert not batch.tokens[row, :39].any()
     assert batch.lengths[row] == batch.prompts[row] == 40
     batch.apply(SchedulerOutput(2, (), (), (SeqId(7),)))
-    later = NewSequence(SeqId(8), prompt, 40, greedy, 0, (), [1, 2, 3])
+    later = NewSequence(SeqId(8), prompt, 40, greedy, 0, (), ([1, 2, 3],))
     batch.apply(SchedulerOutput(3, (StepRow(SeqId(8), 16, 24, (), (0,)),), (later,)))
     assert batch.tokens[batch.row_of[SeqId(8)], 16:40].tolist() == prompt[16:]
 
@@ -294,13 +294,13 @@ def test_a_row_that_is_pooled_draws_nothing():
     drawn = SamplingParams(temperature=0.7, seed=5, logprobs=2, repetition_penalty=1.5)
     prompt = list(range(8))
     for seq in (1, 3):
-        batch.add(NewSequence(SeqId(seq), prompt, 8, drawn, 0, (), [1]))
+        batch.add(NewSequence(SeqId(seq), prompt, 8, drawn, 0, (), ([1],)))
         assert batch.sampling.kinds[0] == SamplingKind.DRAWN
         assert batch.sampling.logprobs == {0: 2}
         assert batch.sampling.follows_tokens
         batch.drop(SeqId(seq))
         asked = ModelPooling().resolve(PoolingParams(), hidden_size=4, num_tokens=8)
-        batch.add(NewSequence(SeqId(seq + 1), prompt, 8, NO_SAMPLING, 0, (), [1], asked))
+        batch.add(NewSequence(SeqId(seq + 1), prompt, 8, NO_SAMPLING, 0, (), ([1],), asked))
         assert batch.poolers.num_pooled == 1
         assert batch.sampling.kinds[0] == SamplingKind.GREEDY
         assert not batch.sampling.logprobs

@@ -44,7 +44,8 @@ def test_capacity_is_what_was_asked_for():
 
 
 @pytest.mark.parametrize(
-    ("size", "captured"), [(8, ""), (16, "32 16"), (80, ""), (128, "32 16"), (256, "16"), (512, "")]
+    ("size", "captured"),
+    [(12, ""), (16, "32 16"), (80, "32 16"), (256, "32 16"), (512, "16"), (520, "")],
 )
 def test_attention_that_reads_the_device_is_in_no_graph(size, captured):
     """A capture would fail, and the start with it: such a model runs kernel by kernel."""
@@ -62,7 +63,7 @@ def test_rows_have_room_for_the_longest_prompt_from_the_start():
     try:
         batch = executor.worker.runner.batch
         tokens, blocks = batch.tokens, batch.table.blocks
-        batch.add(NewSequence(SeqId(0), [1] * 500, 500, SamplingParams(seed=1), 0, (), [0] * 32))
+        batch.add(NewSequence(SeqId(0), [1] * 500, 500, SamplingParams(seed=1), 0, (), ([0] * 32,)))
         assert batch.tokens is tokens
         assert batch.table.blocks is blocks
     finally:
@@ -71,9 +72,8 @@ def test_rows_have_room_for_the_longest_prompt_from_the_start():
 
 def test_the_slab_lies_as_the_layout_says():
     """A block is one row of bytes: [layer][K|V][kv_head][token][head_dim]."""
-    layout = config().layout
-    group = layout.groups[0]
-    kv_cache = KVCacheMemory(layout, 4, CPU)
+    (group, _), *_ = groups = config().layer_groups
+    kv_cache = KVCacheMemory(groups, 4, CPU)
     kv_cache.memory.zero_()
     kv_cache.layers[2][3, 1, 1, 5] = torch.arange(1.0, group.head_dim + 1)
     block = kv_cache.blocks[3].view(torch.float32).view(group.block_shape)
@@ -83,21 +83,21 @@ def test_the_slab_lies_as_the_layout_says():
 
 def test_the_slab_takes_injected_memory():
     """A role's allocator owns the memory; what it gives is checked."""
-    layout = config().layout
+    groups = config().layer_groups
     given = []
 
     def allocate(size):
         given.append(torch.zeros(size + 100, dtype=torch.uint8))
         return given[0]
 
-    kv_cache = KVCacheMemory(layout, 3, CPU, allocate)
+    kv_cache = KVCacheMemory(groups, 3, CPU, allocate)
     kv_cache.layers[0].fill_(1.0)
     assert given[0].count_nonzero() > 0
     assert kv_cache.memory.data_ptr() == given[0].data_ptr()
     with pytest.raises(AssertionError, match="allocator gave 5 of"):
-        KVCacheMemory(layout, 3, CPU, lambda size: torch.zeros(5, dtype=torch.uint8))
+        KVCacheMemory(groups, 3, CPU, lambda size: torch.zeros(5, dtype=torch.uint8))
     with pytest.raises(InvalidParameter, match="kv_cache_dtype"):
-        KVCacheMemory(type(layout)((replace_group(layout.groups[0]),)), 3, CPU)
+        KVCacheMemory([each._replace(group=replace_group(each.group)) for each in groups], 3, CPU)
 
 
 def replace_group(group):
@@ -150,15 +150,18 @@ def test_dummy_weights_need_no_weights(tmp_path):
 
 def test_block_tables_grow():
     """A row takes more blocks than there was room for; others keep theirs."""
-    table = BlockTable(2, 2)
-    table.assign(0, [5, 6])
-    table.append(1, [1])
-    table.append(0, [7, 8, 9])
-    assert table.blocks[0, :5].tolist() == [5, 6, 7, 8, 9]
-    assert table.blocks[1, 0] == 1
-    assert table.counts.tolist() == [5, 1]
-    table.assign(0, [3])
-    assert table.counts[0] == 1
+    table = BlockTable(2, 2, groups=2, states=1)
+    table.assign(0, [[5, 6], [-1, 4], [8]])
+    table.append(1, [[1], [2]])
+    table.append(0, [[7, 8, 9], [3]])
+    assert table.blocks[0, 0, :5].tolist() == [5, 6, 7, 8, 9]
+    assert table.blocks[1, 0, :3].tolist() == [0, 4, 3]
+    assert table.blocks[:, 1, 0].tolist() == [1, 2]
+    assert table.counts.tolist() == [[5, 1], [3, 1]]
+    assert table.states.tolist() == [[8, 0]]
+    table.assign(0, [[3], [6], [7]])
+    assert table.counts[:, 0].tolist() == [1, 1]
+    assert table.states[0, 0] == 7
 
 
 def test_backends_are_chosen_or_refused_with_a_reason():

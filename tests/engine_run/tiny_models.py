@@ -52,11 +52,84 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}},
     ),
     "llama3": ("Llama", {"rope_parameters": LLAMA3}),
-    "mistral": ("Mistral", {"sliding_window": 256, "head_dim": 16}),
+    "mistral": ("Mistral", {"sliding_window": None, "head_dim": 16}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2-yarn": ("Qwen2", {"rope_parameters": YARN}),
     "qwen3": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": False}),
 }
+
+
+WINDOW = 24
+"""Keys of a window: more than a block of 16, and no multiple of it."""
+SLIDING = {"use_sliding_window": True, "sliding_window": WINDOW}
+WINDOWED: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral-window": ("Mistral", {"sliding_window": WINDOW, "head_dim": 16}),
+    "qwen2-window": ("Qwen2", {**SLIDING, "max_window_layers": 1}),
+    "qwen3-window": (
+        "Qwen3",
+        {
+            **SLIDING,
+            "head_dim": 16,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+}
+"""Models of which some layers have a window."""
+GEMMA3 = {
+    "head_dim": 16,
+    "sliding_window": WINDOW,
+    "query_pre_attn_scalar": 12,
+    "tie_word_embeddings": True,
+    "num_hidden_layers": 5,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 20000.0, "factor": 4.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+    },
+}
+GEMMAS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3": ("Gemma3", {**GEMMA3, "sliding_window_pattern": 3}),
+    "gemma3-last-full": (
+        "Gemma3",
+        {
+            **GEMMA3,
+            "layer_types": [*["sliding_attention"] * 2, *["full_attention"] * 3],
+            "tie_word_embeddings": False,
+            "attention_bias": True,
+        },
+    ),
+}
+"""Models of Gemma's family."""
+QWEN3_5 = {
+    "head_dim": 16,
+    "num_hidden_layers": 5,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "full_attention_interval": 2,
+}
+HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_5": ("Qwen3_5", QWEN3_5),
+    "qwen3_5-last-full": (
+        "Qwen3_5",
+        {
+            **QWEN3_5,
+            "linear_conv_kernel_dim": 3,
+            "linear_num_key_heads": 3,
+            "linear_num_value_heads": 3,
+            "rope_parameters": {
+                "rope_type": "linear",
+                "rope_theta": 1000.0,
+                "factor": 2.0,
+                "partial_rotary_factor": 0.5,
+            },
+            "layer_types": [*["linear_attention"] * 3, *["full_attention"] * 2],
+            "tie_word_embeddings": True,
+        },
+    ),
+}
+"""Models of which some layers keep a recurrent state."""
+_ALL = {**MODELS, **WINDOWED, **GEMMAS, **HYBRIDS}
 
 
 WIDE = {
@@ -81,7 +154,7 @@ def class_of(name: str) -> Any:
     collected."""
     import transformers
 
-    return getattr(transformers, f"{MODELS[name][0]}ForCausalLM")
+    return getattr(transformers, f"{_ALL[name][0]}ForCausalLM")
 
 
 @cache
@@ -89,10 +162,13 @@ def folder_of(name: str, *, wide: bool = False) -> Path:
     """The saved model ``name``; made once a run. Biases and norms are random too."""
     import transformers
 
-    family, differences = MODELS[name]
+    family, differences = _ALL[name]
     torch.manual_seed(sum(name.encode()))
     settings = {**SHAPE, **differences, **(WIDE if wide else {})}
-    config = getattr(transformers, f"{family}Config")(**settings)
+    kind = (
+        f"{family}TextConfig" if hasattr(transformers, f"{family}TextConfig") else f"{family}Config"
+    )
+    config = getattr(transformers, kind)(**settings)
     model = class_of(name)(config)
     for parameter_name, parameter in model.named_parameters():
         if parameter.ndim == 1:

@@ -6,9 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.kernels import score_cases
 
 from tandem.kernels import Backend, BadTensor
-from tandem.kernels.attention import PagedBatch
+from tandem.kernels.attention import PagedBatch, Scores
 from tandem.kernels.attention.decode import decode
 from tandem.kernels.attention.prefill import prefill
 
@@ -67,7 +68,7 @@ def check(op, query_lens, lens, *, block_size=16, heads=6, kv_heads=2, dim=16, d
         lens, block_size=block_size, kv_heads=kv_heads, dim=dim, dtype=dtype
     )
     q = torch.randn(sum(query_lens), heads + 3, dim, dtype=dtype)[:, :heads]
-    got = op(q, kv, batch_of(query_lens, lens, tables), 0.3)
+    got = op(q, kv, batch_of(query_lens, lens, tables), Scores(0.3))
     assert got.shape == q.shape
     assert got.dtype == dtype
     start = 0
@@ -105,7 +106,7 @@ def test_attention_in_every_dtype(op, queries, dtype):
     check(op, queries, [40, 90], dtype=dtype)
 
 
-@pytest.mark.parametrize("dim", [4, 8, 24, 256])
+@pytest.mark.parametrize("dim", [4, 8, 20, 264])
 @pytest.mark.parametrize(
     ("op", "queries"), [(prefill, [5, 33]), (prefill, [1, 2]), (decode, [1, 1])]
 )
@@ -119,7 +120,7 @@ def test_heads_that_no_matrix_unit_takes_are_the_references(dim, op, queries):
 def test_an_empty_batch_gives_nothing(op):
     """No sequences is a batch like any other."""
     kv, tables, _, _ = slab_with([], block_size=16, kv_heads=2, dim=16)
-    out = op(torch.empty(0, 6, 16), kv, batch_of([], [], tables), 1.0)
+    out = op(torch.empty(0, 6, 16), kv, batch_of([], [], tables), Scores(1.0))
     assert out.shape == (0, 6, 16)
 
 
@@ -128,9 +129,9 @@ def test_layers_share_what_was_planned():
     kv, tables, _, _ = slab_with([30, 20], block_size=16, kv_heads=2, dim=16)
     batch = batch_of([1, 1], [30, 20], tables)
     q = torch.randn(2, 4, 16)
-    first = decode(q, kv, batch, 1.0)
+    first = decode(q, kv, batch, Scores(1.0))
     planned = dict(batch.memo)
-    again = decode(q, kv, batch, 1.0)
+    again = decode(q, kv, batch, Scores(1.0))
     assert batch.memo == planned
     assert torch.equal(first, again)
 
@@ -150,18 +151,60 @@ def test_bad_tensors_are_named(change, said):
     kv, tables, _, _ = slab_with([30, 20], block_size=16, kv_heads=2, dim=16)
     q, kv = change(torch.randn(2, 6, 16), kv)
     with pytest.raises(BadTensor, match=said):
-        decode(q, kv, batch_of([1, 1], [30, 20], tables), 1.0)
+        decode(q, kv, batch_of([1, 1], [30, 20], tables), Scores(1.0))
 
 
 def test_a_table_too_short_is_refused():
     """max_seq_len must fit the block table."""
     kv, tables, _, _ = slab_with([30], block_size=16, kv_heads=2, dim=16)
     with pytest.raises(BadTensor, match="block_tables"):
-        prefill(torch.randn(30, 6, 16), kv, batch_of([30], [30], tables[:, :1]), 1.0)
+        prefill(torch.randn(30, 6, 16), kv, batch_of([30], [30], tables[:, :1]), Scores(1.0))
 
 
 def test_decode_refuses_chunks():
     """More than one query a sequence is prefill's work."""
     kv, tables, _, _ = slab_with([30], block_size=16, kv_heads=2, dim=16)
     with pytest.raises(BadTensor, match="max_query_len"):
-        decode(torch.randn(1, 6, 16), kv, batch_of([2], [30], tables), 1.0)
+        decode(torch.randn(1, 6, 16), kv, batch_of([2], [30], tables), Scores(1.0))
+
+
+@pytest.mark.parametrize("names", ["", "softcap", "sinks", "slopes", "softcap sinks slopes"])
+@pytest.mark.parametrize("window", [None, 1, 13, 16, 17, 70, 500])
+def test_every_rule_of_scores_is_that_of_float64(names, window):
+    """Decodes of unlike lengths and chunks after context; freed pages are NaN, entries wild."""
+    scores = score_cases.rules(names, window=window)
+    lengths = [1, 200, 15, 16, 17, 90, 31, 300]
+    for op, queries in ((decode, [1] * 8), (prefill, [1, 40, 15, 3, 0, 90, 16, 1])):
+        case = score_cases.make(lengths, queries, window=window)
+        for _ in range(2):  # also from the plan of the first
+            got = op(case.q, case.kv, case.batch, scores).double()
+            assert (got - case.want(scores)).abs().max() < 1e-5
+
+
+def test_scores_in_parts_are_those_of_the_whole(monkeypatch):
+    """Long chunks are scored a few queries at a time."""
+    scores = score_cases.rules("softcap sinks slopes", window=50)
+    case = score_cases.make([130], [90], window=50)
+    monkeypatch.setattr("tandem.kernels.attention.softmax.ELEMENTS", 7 * 4 * 139)
+    got = prefill(case.q, case.kv, case.batch, scores).double()
+    assert (got - case.want(scores)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"window": 0}, "window is 0, expected at least 1"),
+        ({"softcap": 0.0}, "softcap is 0.0, expected above 0"),
+        ({"softcap": torch.nan}, "softcap is nan"),
+        ({"sinks": torch.zeros(2)}, r"sinks has shape \(2,\), expected \(6\)"),
+        ({"sinks": torch.zeros(6, dtype=torch.float16)}, "sinks is torch.float16"),
+        ({"slopes": torch.zeros(12)[::2]}, "slopes has stride 2"),
+        ({"slopes": torch.zeros(6, device="meta")}, "slopes is on meta, but q is on cpu"),
+    ],
+)
+@pytest.mark.parametrize("op", [prefill, decode])
+def test_rules_that_do_not_fit_are_refused(op, change, text):
+    """The error names the rule and its value."""
+    kv, tables, _, _ = slab_with([30], block_size=16, kv_heads=2, dim=16)
+    with pytest.raises(BadTensor, match=text):
+        op(torch.randn(1, 6, 16), kv, batch_of([1], [30], tables), Scores(1.0, **change))

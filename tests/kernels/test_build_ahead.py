@@ -20,10 +20,11 @@ from triton.runtime.jit import JITFunction
 from tandem.kernels import Backend
 from tandem.kernels.activation import silu_and_mul
 from tandem.kernels.activation.triton_kernels import silu_and_mul_rows
-from tandem.kernels.attention import PagedBatch
+from tandem.kernels.attention import PagedBatch, Scores
 from tandem.kernels.attention.decode.triton_kernels import decode_shares
 from tandem.kernels.attention.prefill import prefill
 from tandem.kernels.attention.prefill.triton_kernels import prefill_tiles
+from tandem.kernels.gemm.gluon import SHARED_BYTES
 from tandem.kernels.launch.ahead import building_ahead
 
 pytestmark = pytest.mark.full
@@ -47,11 +48,32 @@ def test_attention_multiplies_float32_as_it_is(queries: int) -> None:
     kernel = prefill_tiles if queries > 1 else decode_shares
     kernel.device_caches.clear()
     with building_ahead():
-        prefill(q, kv, batch, 1.0, backend=Backend.TRITON)
+        prefill(q, kv, batch, Scores(1.0), backend=Backend.TRITON)
     (built,) = kernel.device_caches[0][0].values()
     kernel.device_caches.clear()
     assert "tt.dot" in built.asm["ttir"]
     assert "tf32" not in built.asm["ttir"]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("dim", [192, 256, 512])
+@pytest.mark.parametrize("queries", [8, 70])
+def test_heads_in_tiles_fit_in_shared_memory(queries: int, dim: int) -> None:
+    """Of the most rows that a decode kernel takes, and of a prompt, with every rule of Scores."""
+    lengths = torch.tensor([queries], dtype=torch.int32)
+    starts, tables = torch.tensor([0, queries], dtype=torch.int32), lengths.new_zeros(1, 8)
+    batch = PagedBatch(starts, lengths, tables, queries, queries)
+    kv = torch.zeros(2, 2, 1, 64, dim, dtype=torch.bfloat16)
+    q = torch.zeros(queries, 8, dim, dtype=torch.bfloat16)
+    rules = Scores(1.0, window=40, softcap=3.0, sinks=torch.zeros(8), slopes=torch.zeros(8))
+    kernel = prefill_tiles if queries == 70 else decode_shares
+    kernel.device_caches.clear()
+    with building_ahead():
+        prefill(q, kv, batch, rules, backend=Backend.TRITON)
+    (built,) = kernel.device_caches[0][0].values()
+    kernel.device_caches.clear()
+    assert built.metadata.shared <= SHARED_BYTES
 
 
 @triton.jit

@@ -94,7 +94,8 @@ def test_forms_of_the_table_fit() -> None:
 
 
 @pytest.mark.nightly
-def test_prefill_attention_compiles(shared: Compile) -> None:
+@pytest.mark.parametrize("window", [0, 1000])
+def test_prefill_attention_compiles(shared: Compile, window: int) -> None:
     """As it is launched for 32 query and 8 KV heads of 128."""
     numbers = ("table_row", "block_rows", "two_rows", "head_rows")
     types = {
@@ -113,6 +114,7 @@ def test_prefill_attention_compiles(shared: Compile) -> None:
         "D": 128,
         "PAGE": 64,
         "BN": DEFAULT.keys,
+        "WINDOW": window,
         "STAGES": DEFAULT.stages,
         "FIELDS": PLAN_FIELDS,
         "PINGPONG": DEFAULT.take_turns,
@@ -122,8 +124,12 @@ def test_prefill_attention_compiles(shared: Compile) -> None:
     assert shared(PREFILL, types, constants) <= SHARED_BYTES
 
 
-@pytest.mark.parametrize(("group", "queries", "dim"), [(4, 1, 128), (4, 4, 64)])
-def test_decode_attention_compiles(shared: Compile, group: int, queries: int, dim: int) -> None:
+@pytest.mark.parametrize(
+    ("group", "queries", "dim", "window"), [(4, 1, 128, 0), (4, 4, 64, 0), (4, 4, 64, 100)]
+)
+def test_decode_attention_compiles(
+    shared: Compile, group: int, queries: int, dim: int, window: int
+) -> None:
     """As it is launched for 8 KV heads; as many fit on a multiprocessor as it is planned for."""
     kept = group * queries
     numbers = ("q_t", "q_h", "table_row", "block_rows", "two_rows", "head_rows")
@@ -142,6 +148,7 @@ def test_decode_attention_compiles(shared: Compile, group: int, queries: int, di
         "D": dim,
         "PAGE": 64,
         "TILE": decode.TILE,
+        "WINDOW": window,
         "N": max(8, kept),
         "KEPT": kept,
         "WIDE": max(2, 32 // kept),

@@ -22,7 +22,7 @@ from triton.runtime.jit import JITFunction
 
 import tandem.kernels
 from tandem.kernels import Backend
-from tandem.kernels.attention.batch import SHORT_ROWS, PagedBatch, short_batches
+from tandem.kernels.attention.batch import SHORT_ROWS, PagedBatch, Scores, short_batches
 from tandem.kernels.attention.decode import gluon as decode_gluon
 from tandem.kernels.attention.decode import plan as decode_plan
 from tandem.kernels.attention.decode import triton as decode_triton
@@ -66,8 +66,8 @@ KERNELS = {
     ),
     "attention.decode.triton_kernels:decode_shares": Params(
         loose="block_tables lengths cu_seqlens_q table_row num_blocks",
-        numbers="q_t q_h kv_block kv_two kv_head scale",
-        tensors="q kv out plan pieces stats arrivals",
+        numbers="q_t q_h kv_block kv_two kv_head scale cap",
+        tensors="q kv out plan pieces stats arrivals sinks slopes",
     ),
     "attention.prefill.gluon_kernels:prefill_tiles": Params(
         loose="tables table_row",
@@ -80,8 +80,8 @@ KERNELS = {
     ),
     "attention.prefill.triton_kernels:prefill_tiles": Params(
         loose="tables table_row",
-        numbers="q_t q_h kv_block kv_two kv_head scale",
-        tensors="q kv plan count out",
+        numbers="q_t q_h kv_block kv_two kv_head scale cap",
+        tensors="q kv plan count out sinks slopes",
     ),
     "blocks.triton_kernels:add_terms": Params(
         loose="total words num_bytes",
@@ -303,7 +303,7 @@ def test_short_chunks_of_any_length_run_kernels_that_a_start_has_built(
         batch = PagedBatch(starts, lengths, tables, queries, 64)
         q = torch.zeros(sequences * queries, heads, 64, dtype=torch.bfloat16)
         for _ in range(2):
-            prefill(q, kv, batch, 1.0, backend=Backend.GLUON)
+            prefill(q, kv, batch, Scores(1.0), backend=Backend.GLUON)
 
     def dependent(on: torch.device) -> dict[str, bool]:
         return {"PDL": True, "launch_pdl": True} if on.type == "cpu" else {"PDL": False}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from tandem.memory.device import MappedAllocator
 from tandem.memory.shared import shared_tensor
 from tandem.protocol.card import Fingerprint, KVGroup, KVLayout, blocks_for
 from tandem.protocol.ids import Incarnation, RequestKey, new_incarnation
-from tandem.protocol.kv import FirstToken
+from tandem.protocol.kv import BlockTables, FirstToken
 
 BLOCK = 4
 """Tokens a block."""
@@ -62,6 +62,11 @@ def config_apart(**changes: object) -> KVTransferConfig:
     """The same for ends in two processes, of which each waits for its own turns: a second in which
     one had none, and the other many, is no loss."""
     return make_config(**{"kv_beat_timeout": 2.5, **changes})
+
+
+def only(blocks: Iterable[int]) -> BlockTables:
+    """The tables of a layout with one group."""
+    return (tuple(blocks),)
 
 
 def make_key(name: str, attempt: int = 0) -> RequestKey:
@@ -176,7 +181,6 @@ class Producer(_Worker):
         return self.service.admit(
             key,
             num_tokens=num_tokens,
-            num_blocks=blocks_for(num_tokens, BLOCK),
             consumer=consumer,
             budget_ms=budget_ms,
         )
@@ -187,7 +191,7 @@ class Producer(_Worker):
         for stop in [*range(chunk, num_tokens, chunk), num_tokens]:
             used = blocks[: blocks_for(stop, BLOCK)]
             self.kv_cache[used] = kv[: len(used)]
-            self.service.computed(key, used, stop, Switch(done=True))
+            self.service.computed(key, only(used), stop, Switch(done=True))
 
     def end(self, key: RequestKey, finish: str | None = None) -> None:
         self.service.final(key, [FirstToken(0, 42)], finish)
@@ -233,7 +237,7 @@ class Consumer(_Worker):
 
     def load(self, key: RequestKey, blocks: list[int], hit: int = 0) -> None:
         ready = self.wait_for(events.Ready, key)
-        self.service.begin_load(key, blocks, hit, ready.num_tokens)
+        self.service.begin_load(key, only(blocks), hit, ready.num_tokens)
 
     def holds(self, name: str, num_tokens: int, blocks: list[int]) -> bool:
         return bool(torch.equal(self.kv_cache[blocks].cpu(), kv_of(name, num_tokens)))

@@ -22,6 +22,7 @@ from tests.kvtransfer.builders import (
     kv_of,
     make_config,
     make_key,
+    only,
 )
 from tests.kvtransfer.uneven import Uneven, uneven
 from tests.waiting import SECONDS, wait_for
@@ -121,7 +122,7 @@ class Chaos:
         each.computed = min(each.tokens, each.computed + 8)
         used = each.home[: blocks_for(each.computed, BLOCK)]
         each.producer.kv_cache[used] = kv_of(each.key.request, each.tokens)[: len(used)]
-        each.producer.service.computed(each.key, used, each.computed, Switch(done=True))
+        each.producer.service.computed(each.key, only(used), each.computed, Switch(done=True))
         if each.computed == each.tokens:
             each.finished = True
             fate = self.draw.random() if self.at_odds else 1.0
@@ -141,7 +142,7 @@ class Chaos:
                     assert not each.free, f"{event} twice"
                     self._free(each)
             elif isinstance(event, events.Ready):
-                each.consumer.service.begin_load(each.key, each.target, 0, event.num_tokens)
+                each.consumer.service.begin_load(each.key, only(each.target), 0, event.num_tokens)
             elif isinstance(event, ENDINGS) and isinstance(worker, Consumer):
                 assert not each.ended, f"{event} is a second ending"
                 each.ended = True

@@ -67,7 +67,7 @@ def make_key(name: str = "a") -> RequestKey:
 
 def ready(key: RequestKey, upto: int, num_tokens: int, *, direct: bool = False) -> Ready:
     """READY with the manifest that fits, and blocks where they are copied."""
-    items = manifest((GROUP,), num_tokens, BLOCK)
+    items = manifest((GROUP,), num_tokens)
     return Ready(key, upto, num_tokens, items, named(upto, num_tokens) if direct else ())
 
 

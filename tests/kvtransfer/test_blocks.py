@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from tests.kvtransfer.builders import FINGERPRINT, LAYOUT, Consumer, Producer, make_config
+from tests.kvtransfer.builders import FINGERPRINT, LAYOUT, Consumer, Producer, make_config, only
 from tests.kvtransfer.held_copies import KEY, OTHER
 
 from tandem.kvtransfer import events
@@ -44,10 +44,10 @@ def test_both_ends_go_by_the_engines_hashes(workers):
     ):
         consumer.open(key, producer.incarnation)
         assert producer.admit(key, 8, consumer.incarnation) is None
-        producer.service.computed(key, [0, 1], 8, _Done(), theirs)
+        producer.service.computed(key, only([0, 1]), 8, _Done(), theirs)
         producer.end(key)
         consumer.wait_for(events.Ready, key)
-        consumer.service.begin_load(key, [4, 5], 0, 8, hashes)
+        consumer.service.begin_load(key, only([4, 5]), 0, 8, hashes)
         consumer.wait_for(ending, key)
     assert consumer.wait_for(events.LoadFailed, OTHER).cause is FailCause.IDENTITY
 
@@ -85,8 +85,8 @@ def test_tags_differ_by_group_block_and_request():
 def test_a_group_that_no_hand_off_carries_is_refused_by_name_at_pairing(
     workers, connector, monkeypatch, caplog
 ):
-    """Here a sliding window, whose state would be missing at D."""
-    group = msgspec.structs.replace(LAYOUT.groups[0], kind=KVKind.WINDOW, span=8)
+    """Here a latent vector for every token."""
+    group = msgspec.structs.replace(LAYOUT.groups[0], kind=KVKind.LATENT)
     fingerprint = msgspec.structs.replace(FINGERPRINT, layout=KVLayout((group,)))
     assert fingerprint.digest != FINGERPRINT.digest
     monkeypatch.setattr("tests.kvtransfer.builders.LAYOUT", fingerprint.layout)
@@ -95,7 +95,7 @@ def test_a_group_that_no_hand_off_carries_is_refused_by_name_at_pairing(
     consumer = workers(Consumer, config, fingerprint=fingerprint)
     consumer.service.set_peers([producer.service.control])
     producer.until(lambda: producer.metric("tandem:kv_links_refused_total"))
-    words = "group 0 of the KV layout is sliding_window; handed over is full_attention"
+    words = "group 0 of the KV layout is latent; handed over is full_attention"
     consumer.until(lambda: words in caplog.text)
     assert not consumer.service.peer_up(producer.incarnation)
 

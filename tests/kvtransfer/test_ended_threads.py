@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from tests.kvtransfer.builders import Consumer, Producer, make_config, make_key
+from tests.kvtransfer.builders import Consumer, Producer, make_config, make_key, only
 
 from tandem.kvtransfer import events
 from tandem.kvtransfer.control.mail import Drop
@@ -58,7 +58,7 @@ def test_blocks_that_a_dead_transfer_thread_had_leased_are_never_used(
             lambda: "fault of the test" in consumer.service.why_down(producer.incarnation)
         )
         return
-    consumer.service.begin_load(KEY, [4, 5], 0, ready.num_tokens)
+    consumer.service.begin_load(KEY, only([4, 5]), 0, ready.num_tokens)
     end = consumer.wait_for((events.LoadFailed, events.Loaded), KEY)
     assert isinstance(end, events.LoadFailed), "another's KV was used"
 

@@ -7,7 +7,7 @@ virtual time; where threads or bytes matter, on real services.
 
 import time
 
-from tests.kvtransfer.builders import Consumer, Producer, Switch, make_config
+from tests.kvtransfer.builders import Consumer, Producer, Switch, make_config, only
 from tests.kvtransfer.machines import A, Face, make_key
 from tests.own_ports import own_ports
 
@@ -71,7 +71,7 @@ def test_hole_03_nothing_is_announced_before_the_fence(pair):
     assert producer.admit(key, 4, consumer.incarnation) is None
     consumer.open(key, producer.incarnation)
     producer.service.started(key)
-    producer.service.computed(key, [0], 4, fence)
+    producer.service.computed(key, only([0]), 4, fence)
     producer.service.final(key, [FirstToken(0, 1)], None)
     consumer.load(key, [5])
     time.sleep(0.1)

@@ -49,10 +49,10 @@ def test_a_hand_off_in_chunks_ends_loaded_and_released_once():
     face.flow()
     face.load(A, 18)
     face.flow()
-    assert face.imports.pulls[A].unpacked == 4
+    assert face.imports.pulls[A].reached == (4,)
     face.compute(A, 18)
     face.flow()
-    assert face.imports.pulls[A].unpacked == 18
+    assert face.imports.pulls[A].reached == (18,)
     assert not any(isinstance(each, events.Loaded) for each in face.d_told)
     face.end(A)
     face.flow()

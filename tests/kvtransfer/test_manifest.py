@@ -6,13 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.kvtransfer.machines import D_INC, P_POLICY, TOKEN, A, Face
 
+from tandem.engine.cache.groups import CacheGroups
 from tandem.kvtransfer.handoff import export as p
 from tandem.kvtransfer.handoff import manifest as m
 from tandem.kvtransfer.handoff.actions import Action, Millis, Pack, Send
 from tandem.kvtransfer.handoff.exports import ExportTable
 from tandem.kvtransfer.handoff.messages import Done, Gone, GoneReason, Open, Ready, Taken, Want
 from tandem.kvtransfer.handoff.pull import SlotRing
-from tandem.protocol.card import KVKind
+from tandem.protocol.card import KVGroup, KVKind
 from tandem.protocol.errors import FailCause
 
 BLOCK = 4
@@ -28,14 +29,14 @@ GROUPS = tuple(
 
 
 def ranges(num_tokens: int) -> dict[KVKind, tuple[int, int]]:
-    return {each.kind: (each.start, each.stop) for each in m.manifest(GROUPS, num_tokens, BLOCK)}
+    return {each.kind: (each.start, each.stop) for each in m.manifest(GROUPS, num_tokens)}
 
 
 def test_each_kind_needs_something_else():
-    """All of it, the last tokens' whole blocks, one state, or an encoder's own positions."""
+    """All of it, the tokens that the next one reads, one state, or an encoder's own positions."""
     assert ranges(19) == {
         KVKind.FULL: (0, 19),
-        KVKind.WINDOW: (12, 19),
+        KVKind.WINDOW: (14, 19),
         KVKind.LATENT: (0, 19),
         KVKind.STATE: (18, 19),
         KVKind.DRAFT: (0, 19),
@@ -50,19 +51,20 @@ def test_each_kind_needs_something_else():
         (KVKind.FULL, 16, 16),
         (KVKind.WINDOW, 8, 12),
         (KVKind.WINDOW, 16, 16),
+        (KVKind.FULL, 19, 19),
         (KVKind.STATE, 16, 18),
         (KVKind.ENCODER, 16, 0),
     ],
 )
 def test_what_d_has_cached_need_not_come(kind, hit, begins):
     """States and encoders are not cached by tokens."""
-    item = next(each for each in m.manifest(GROUPS, 19, BLOCK) if each.kind is kind)
-    assert m.begin(item, hit) == begins
+    item = next(each for each in m.manifest(GROUPS, 19) if each.kind is kind)
+    assert m.begin(item, hit, BLOCK) == begins
 
 
 def test_a_state_is_there_only_with_the_last_token():
     """Each chunk overwrites it; windows and full attention go on by blocks."""
-    items = {each.kind: each for each in m.manifest(GROUPS, 19, BLOCK)}
+    items = {each.kind: each for each in m.manifest(GROUPS, 19)}
     found = {
         kind: [m.available(items[kind], ready, 19, BLOCK) for ready in (6, 17, 19)]
         for kind in (KVKind.FULL, KVKind.WINDOW, KVKind.STATE)
@@ -74,12 +76,43 @@ def test_a_state_is_there_only_with_the_last_token():
 
 def test_blocks_are_found_in_the_groups_own_table():
     """A state has one block, wherever its token stands."""
-    items = {each.kind: each for each in m.manifest(GROUPS, 19, BLOCK)}
+    items = {each.kind: each for each in m.manifest(GROUPS, 19)}
     table = (10, 11, 12, 13, 14)
     assert m.blocks_of(items[KVKind.FULL], table, 4, 12, BLOCK) == (11, 12)
     assert m.blocks_of(items[KVKind.WINDOW], table, 12, 19, BLOCK) == (13, 14)
     assert m.blocks_of(items[KVKind.STATE], (7,), 18, 19, BLOCK) == (7,)
     assert m.num_blocks(18, 19, BLOCK) == 1
+
+
+def test_a_block_that_left_a_window_is_never_named():
+    """A table that lacks a required block is no cover, and its entry is no block."""
+    items = {each.kind: each for each in m.manifest(GROUPS, 19)}
+    window, state = items[KVKind.WINDOW], items[KVKind.STATE]
+    left = (-1, -1, -1, 13, 14)
+    assert m.covers(window, left, 12, BLOCK)
+    assert m.blocks_of(window, left, 12, 19, BLOCK) == (13, 14)
+    assert not m.covers(window, (-1, -1, -1, -1, 14), 12, BLOCK)
+    assert not m.covers(window, left[:4], 12, BLOCK)
+    assert not m.covers(state, (), 18, BLOCK)
+    with pytest.raises(AssertionError, match="has left its table"):
+        m.blocks_of(window, left, 8, 19, BLOCK)
+
+
+@given(st.integers(1, 80), st.integers(1, 9), st.sampled_from([1, 2, 4, 8]))
+def test_a_window_is_what_the_engine_keeps_for_the_next_token(num_tokens, span, block_size):
+    """P's engine has released all blocks before the first required one, and no other."""
+    group = KVGroup(
+        num_layers=1,
+        num_kv_heads=1,
+        head_dim=1,
+        block_size=block_size,
+        dtype="float32",
+        kind=KVKind.WINDOW,
+        span=span,
+    )
+    (item,) = m.manifest((group,), num_tokens)
+    (kept,) = CacheGroups.of((group,), block_size, max_chunk=1).all
+    assert item.start // block_size == kept.first_needed(num_tokens)
 
 
 @given(
@@ -88,8 +121,8 @@ def test_blocks_are_found_in_the_groups_own_table():
     st.lists(st.sampled_from(GROUPS), min_size=1, max_size=4),
 )
 def test_items_are_complete_only_all_together(num_tokens, hit, groups):
-    items = m.manifest(groups, num_tokens, BLOCK)
-    begun = m.begins(items, min(hit * BLOCK, num_tokens - 1) // BLOCK * BLOCK)
+    items = m.manifest(groups, num_tokens)
+    begun = m.begins(items, min(hit * BLOCK, num_tokens - 1) // BLOCK * BLOCK, BLOCK)
     assert all(start < item.stop for item, start in zip(items, begun, strict=True))
     ends = [item.stop for item in items]
     assert m.is_complete(items, ends)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
-from tests.kvtransfer.machines import BLOCK, GROUP, P_INC, TOKEN, A, make_key
+from tests.kvtransfer.machines import GROUP, P_INC, TOKEN, A, make_key
 
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.control.client import PeerBook
@@ -39,7 +39,7 @@ def pull(key: RequestKey = A, **changes: object) -> Pull:
         "num_tokens": 640,
         "upto": 640,
         "start": 0,
-        "items": manifest((GROUP,), 640, BLOCK),
+        "items": manifest((GROUP,), 640),
         "reached": (0,),
         **changes,
     }

@@ -176,7 +176,7 @@ def test_a_killed_producer_fails_its_keys_at_once(workers, children, connector, 
         consumer.load(key, blocks)
     if when == "after":
         child.tell(f"compute {name} 100")
-        consumer.until(lambda: consumer.service._mover.table.pulls[key].unpacked == 100)
+        consumer.until(lambda: consumer.service._mover.table.pulls[key].reached == (100,))
     child.signal(signal.SIGKILL)
     started = time.monotonic()
     failed = consumer.wait_for(events.LoadFailed, key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.kvtransfer.builders import Consumer, Producer, make_config, make_key
+from tests.kvtransfer.builders import Consumer, Producer, make_config, make_key, only
 from tests.kvtransfer.hand_stream import HandStream
 
 from tandem.kernels.blocks import digest
@@ -75,7 +75,7 @@ def test_numbers_of_parts_stay_on_the_host(kind, narrow):
 
     kv_cache = torch.randn(16, 512).to(torch.float16).view(torch.uint8)
     slots = slots_of(kind, kv_cache, HandStream())
-    packing: Packing = Noting(parts=2, rows=2)
+    packing: Packing = Noting(nbytes=1024, parts=2, rows=2)
     if narrow:
         kv_cache.zero_()  # which float8 holds as it is
         packing = NarrowPacking(packing, 2, torch.float16)
@@ -257,7 +257,7 @@ def test_blocks_that_are_unpacked_stay_when_the_thread_ends_and_the_device_hangs
         return Moved(found)
 
     mover.memory.inspect = inspected
-    consumer.service.begin_load(KEY, [4], 0, ready.num_tokens)
+    consumer.service.begin_load(KEY, only([4]), 0, ready.num_tokens)
     consumer.until(lambda: mover._unpacks.written())
     assert mover.alive
     consumer.service.close()

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 from tests.kvtransfer import builders
-from tests.kvtransfer.builders import Consumer, Producer, kv_of, make_config, make_key
+from tests.kvtransfer.builders import Consumer, Producer, kv_of, make_config, make_key, only
 
 from tandem.kvtransfer import events
 from tandem.kvtransfer.errors import TransportError
@@ -112,7 +112,7 @@ def test_a_storm_of_cancels_leaves_nothing_held(pair):
         if fate == 2:
             consumer.service.cancel(key)
         consumer.collect()
-        consumer.service.begin_load(key, target, 0, 16)
+        consumer.service.begin_load(key, only(target), 0, 16)
         if fate == 3:
             consumer.service.cancel(key)
         if n % 5 == 0:

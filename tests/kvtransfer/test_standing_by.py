@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from tests.kvtransfer.builders import Consumer, Producer, Switch, make_config, make_key
+from tests.kvtransfer.builders import Consumer, Producer, Switch, make_config, make_key, only
 
 from tandem.kvtransfer import events
 from tandem.kvtransfer.handoff.messages import Ready
@@ -42,7 +42,7 @@ def test_ready_is_said_again_before_the_last_kv_is_written(begun) -> None:
     producer, consumer, heard, direct = begun
     first, last = Switch(), Switch()
     for upto, blocks, fence in ((8, [0, 1], first), (16, [0, 1, 2, 3], last)):
-        producer.service.computed(KEY, blocks, upto, fence)
+        producer.service.computed(KEY, only(blocks), upto, fence)
     movers = producer.service._mover, consumer.service._mover
     if direct:
         consumer.until(lambda: heard == [0, 0])
@@ -61,7 +61,7 @@ def test_ready_is_said_again_before_the_last_kv_is_written(begun) -> None:
 def test_what_is_written_already_is_said_once(begun) -> None:
     """On a CPU a step is over when it is launched."""
     producer, consumer, heard, _ = begun
-    producer.service.computed(KEY, [0, 1, 2, 3], 16, Switch(done=True))
+    producer.service.computed(KEY, only([0, 1, 2, 3]), 16, Switch(done=True))
     producer.end(KEY)
     consumer.wait_for(events.Loaded, KEY)
     assert heard == [0, 16]
@@ -81,7 +81,7 @@ def test_who_stands_by_naps_and_sleeps_again(begun, monkeypatch) -> None:
         pause(seconds)
 
     mover.pause = noted
-    producer.service.computed(KEY, [0, 1, 2, 3], 16, Switch())
+    producer.service.computed(KEY, only([0, 1, 2, 3]), 16, Switch())
     if direct:
         consumer.until(lambda: heard == [0, 0])
         consumer.until(lambda: time.monotonic() > mover._awake_until)

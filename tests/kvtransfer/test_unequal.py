@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 import torch
-from tests.kvtransfer.builders import Consumer, Producer, Switch, make_config, make_key
+from tests.kvtransfer.builders import Consumer, Producer, Switch, make_config, make_key, only
 from tests.kvtransfer.unequal import Pair, kv_of, layout_of
 
 from tandem.kvtransfer import events
@@ -55,7 +55,7 @@ def test_the_tag_of_another_block_fails_the_copy(workers):
     key = make_key("a")
     assert pair.producer.admit(key, 16, pair.consumer.incarnation) is None
     pair.consumer.open(key, pair.producer.incarnation)
-    pair.producer.service.computed(key, [1, 2, 3, 4], 16, Switch(done=True), [b"x" * 16] * 4)
+    pair.producer.service.computed(key, only([1, 2, 3, 4]), 16, Switch(done=True), [b"x" * 16] * 4)
     pair.load("a", [5])
     failed = pair.consumer.wait_for(events.LoadFailed, key)
     assert failed.cause is FailCause.IDENTITY

@@ -59,8 +59,7 @@ def _posted(mover: ConsumerMover) -> list[Drop]:
 def _read_under_way(mover: ConsumerMover, number: int) -> Read:
     key, reads = make_key(f"k{number}"), []
     mover.start_read = lambda read, now, check=None: reads.append(read)  # type: ignore[assignment]
-    groups, size = mover.table.policy.groups, mover.table.policy.block_size
-    ready = Ready(key, 4, 4, manifest(groups, 4, size), ((number,),))
+    ready = Ready(key, 4, 4, manifest(mover.table.policy.groups, 4), ((number,),))
     for each in (
         pull.Opened(key, PEER, None, link_up=True, direct=True),
         pull.PeerMessage(key, PEER, ready),

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import msgspec
 import torch
-from tests.kvtransfer.builders import LAYOUT, Consumer, Producer, Switch, hash_of, make_key
+from tests.kvtransfer.builders import LAYOUT, Consumer, Producer, Switch, hash_of, make_key, only
 
 from tandem.kvtransfer import events
 from tandem.protocol.card import KVLayout, blocks_for
@@ -61,7 +61,9 @@ class Pair:
     def load(self, name: str, blocks: list[int], hit: int = 0) -> None:
         ready = self.consumer.wait_for(events.Ready, make_key(name))
         hashes = hashes_of(name, ready.num_tokens, self.sizes[0])
-        self.consumer.service.begin_load(make_key(name), blocks, hit, ready.num_tokens, hashes)
+        self.consumer.service.begin_load(
+            make_key(name), only(blocks), hit, ready.num_tokens, hashes
+        )
 
     def hand_over(
         self, name: str, num_tokens: int, theirs: list[int], mine: list[int], hit: int = 0, kv=None
@@ -92,4 +94,4 @@ class Pair:
         size, service = self.sizes[0], self.producer.service
         for _, stop in spans:
             used, hashes = blocks[: blocks_for(stop, size)], hashes_of(name, stop, size)
-            service.computed(make_key(name), used, stop, Switch(done=True), hashes)
+            service.computed(make_key(name), only(used), stop, Switch(done=True), hashes)

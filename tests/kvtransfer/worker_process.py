@@ -25,6 +25,7 @@ from tests.kvtransfer.builders import (
     config_apart,
     kv_of,
     make_key,
+    only,
 )
 
 from tandem.protocol.card import blocks_for
@@ -52,7 +53,7 @@ class ProducerChild(Producer):
         self.kv_cache[used] = kv_of(name, count)[: len(used)].to(self.kv_cache.device)
         if self.kv_cache.is_cuda:
             torch.cuda.synchronize()  # what the fence says has been written
-        self.service.computed(make_key(name), used, int(upto), Switch(done=True))
+        self.service.computed(make_key(name), only(used), int(upto), Switch(done=True))
         return "ok"
 
     def do_end(self, name: str) -> str:

@@ -197,8 +197,9 @@ class Request:
     __slots__ = (
         "attempt",
         "block_hashes",
-        "block_ids",
+        "block_tables",
         "cache_due",
+        "cacheable_from",
         "capacity",
         "choice",
         "choices",
@@ -228,6 +229,7 @@ class Request:
         "seq",
         "state",
         "token_ids",
+        "window_starts",
     )
 
     def __init__(
@@ -274,12 +276,15 @@ class Request:
         self.constraint: TokenConstraint | None = None
         """Constraint on the tokens; ``enders`` is then ``EVERY_TOKEN``, and ``plan_limit`` 0 while
         the next mask is late."""
-        self.block_ids: list[int] = []
+        self.block_tables: list[list[int]] = []
+        """Blocks by group of the layout."""
+        self.window_starts, self.cacheable_from = list[int](), list[int]()
+        """By table: the first held entry, as earlier ones have left the window, and the first whose
+        block may be cached."""
         self.block_hashes = block_hashes
-        self.capacity = 0
-        """Tokens that the blocks can hold."""
-        self.num_cached_blocks = 0
-        """Blocks that are hits or have been offered to the prefix cache."""
+        self.capacity, self.num_cached_blocks = 0, 0
+        """Tokens that the blocks can hold; entries of each table that are hits or have been offered
+        to the prefix cache."""
         self.cache_due = sys.maxsize
         """Tokens at which one more block can be cached."""
         self.num_announced = 0
@@ -329,6 +334,11 @@ class Request:
     def preemptible(self) -> bool:
         """Return whether its blocks may be taken: a producer's are promised to a peer."""
         return not isinstance(self.group.source.kv, Produce)
+
+    @property
+    def num_blocks(self) -> int:
+        """Return the number of held blocks over all groups."""
+        return sum(map(len, self.block_tables)) - sum(self.window_starts)
 
     @property
     def num_tokens(self) -> int:
@@ -386,7 +396,7 @@ class Request:
             params=params,
             choice=self.choice,
             eos_token_ids=self.group.source.eos_token_ids,
-            block_ids=self.block_ids.copy(),
+            block_ids=tuple(table.copy() for table in self.block_tables),
             pooling=self.group.source.pooling,
             embeds=embeds,
             has_ids=has_ids,

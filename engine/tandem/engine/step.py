@@ -19,6 +19,9 @@ from tandem.protocol.sampling import SamplingParams
 SeqId = NewType("SeqId", int)
 """One choice of one request; never reused within an engine."""
 
+NewBlocks = tuple[tuple[int, ...], ...]
+"""Blocks appended to the tables of a sequence, by group."""
+
 
 class NewSequence(msgspec.Struct, frozen=True, gc=False):
     """All data of a sequence for a rank, sent first and again after a preemption."""
@@ -33,8 +36,9 @@ class NewSequence(msgspec.Struct, frozen=True, gc=False):
     """Number of this choice of the request: part of the key of its samples."""
     eos_token_ids: tuple[int, ...]
     """Tokens masked until ``min_tokens``."""
-    block_ids: list[int]
-    """Blocks held before this step, in token order; more may follow in its ``StepRow``."""
+    block_ids: tuple[list[int], ...]
+    """Block tables by group before this step, in token order; more may follow in its ``StepRow``.
+    Entries before a window are negative. A state has one block."""
     pooling: PoolingParams | None = None
     """Set for a sequence whose prompt is pooled: it samples nothing."""
     embeds: PromptEmbeds | None = None
@@ -89,8 +93,8 @@ class StepRow(msgspec.Struct, frozen=True, gc=False):
     """Tokens whose KV is in the cache before the step; also the position of its first token."""
     num_scheduled_tokens: int
     """Tokens to compute in the step, at least 1."""
-    new_block_ids: tuple[int, ...] = ()
-    """Blocks appended to the sequence's table for this step."""
+    new_block_ids: NewBlocks = ()
+    """Blocks appended to the sequence's tables for this step; empty if there are none."""
     sample_choices: tuple[int, ...] = ()
     """Choices to draw from the row's last logits: none within a prompt, usually one, all n for a
     fork. The first continues this sequence."""

@@ -34,7 +34,7 @@ def run(
         size = context.capacity.layout.block_size
         if not kv.kv_pull_peers:
             own = PrefillConnector(producer, size)
-            return RoleParts(producer, own, producer.control, producer.max_blocks * size)
+            return RoleParts(producer, own, producer.control, producer.max_tokens)
         ends = Ends.of(producer, make_consumer(context, kv))
         own = PrefillConnector(producer, size, poll=ends.given.of_handoffs)
         return with_pulls(context, kv, ends, own, lends_only=False)

@@ -1,5 +1,6 @@
 """Model cards: a worker's served model, and a fingerprint of its KV's compatibility."""
 
+import math
 from enum import StrEnum
 from hashlib import blake2b
 
@@ -29,15 +30,17 @@ class KVKind(StrEnum):
 
 
 class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Layers that share one block shape and one rule for the required blocks.
+    """Layers whose KV of ``block_size`` tokens is one block, with one rule for the required blocks.
 
-    Raises ValueError if ``span`` is missing, or given for a ``kind`` without one.
+    A layout may have several groups of one kind. A recurrent state is one block for any number of
+    tokens. Raises ValueError if ``span`` is missing, or given for a ``kind`` without one.
     """
 
     num_layers: int
     num_kv_heads: int
-    """KV heads of one rank."""
+    """KV heads of one rank; of a state its heads."""
     head_dim: int
+    """Numbers of a head's key or value; of a state those of a head's whole state."""
     block_size: int
     dtype: str
     kind: KVKind = KVKind.FULL
@@ -52,23 +55,29 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def block_shape(self) -> tuple[int, int, int, int, int]:
-        """Return ``[layer, K|V, kv_head, token, head_dim]``."""
-        return (self.num_layers, 2, self.num_kv_heads, self.block_size, self.head_dim)
+        """Return ``[layer, K|V, kv_head, token, head_dim]``; a state has one K and one token."""
+        two, tokens = (1, 1) if self.kind is KVKind.STATE else (2, self.block_size)
+        return (self.num_layers, two, self.num_kv_heads, tokens, self.head_dim)
 
     @property
     def num_rows(self) -> int:
         """Return the contiguous runs of tokens in a block: one per layer, K or V, and head."""
-        return self.num_layers * 2 * self.num_kv_heads
+        return math.prod(self.block_shape[:3])
+
+    @property
+    def row_bytes(self) -> int:
+        """Return the bytes of one of ``num_rows``."""
+        return math.prod(self.block_shape[3:]) * DTYPE_BYTES[self.dtype]
 
     @property
     def token_bytes(self) -> int:
-        """Return the bytes per token over all layers."""
-        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+        """Return the bytes per token over all layers; 0 for a state."""
+        return 0 if self.kind is KVKind.STATE else self.block_bytes // max(1, self.block_size)
 
     @property
     def block_bytes(self) -> int:
         """Return the bytes of one block over all layers."""
-        return self.token_bytes * self.block_size
+        return math.prod(self.block_shape) * DTYPE_BYTES[self.dtype]
 
 
 class Shard(msgspec.Struct, frozen=True):
@@ -87,7 +96,7 @@ class Shard(msgspec.Struct, frozen=True):
 
 
 class KVLayout(msgspec.Struct, frozen=True):
-    """The groups of one rank's KV cache, in KV cache order."""
+    """The groups of one rank's KV cache. All blocks have one size, so that groups share them."""
 
     groups: tuple[KVGroup, ...]
 
@@ -98,8 +107,17 @@ class KVLayout(msgspec.Struct, frozen=True):
 
     @property
     def block_bytes(self) -> int:
-        """Return the bytes of one block over all groups."""
-        return sum(group.block_bytes for group in self.groups)
+        """Return the bytes of any block: the largest group's, in whole rows of every group."""
+        unit = math.lcm(*(each.row_bytes for each in self.groups)) or 1
+        return -(-max(each.block_bytes for each in self.groups) // unit) * unit
+
+    @property
+    def token_bytes(self) -> int:
+        """Return the bytes that each token of a long prompt adds."""
+        growing = [each for each in self.groups if each.kind is not KVKind.WINDOW]
+        return sum(each.token_bytes for each in growing) or sum(
+            each.token_bytes for each in self.groups
+        )
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
@@ -109,7 +127,7 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 
 PROTOCOL_VERSION = 4
 """Increased whenever a frame, the hash or the layout changes meaning."""
-HANDOFF_VERSION = 8
+HANDOFF_VERSION = 9
 """Increased whenever a message between workers, or a slot's header, changes meaning."""
 WIRE = f"{PROTOCOL_VERSION}.{HANDOFF_VERSION}"
 """Version of routers and workers that can serve together."""

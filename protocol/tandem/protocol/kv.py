@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
@@ -21,6 +22,16 @@ class Fence(Protocol):
     def done(self) -> bool:
         """Return whether every write has completed. Never blocks."""
         ...
+
+
+BlockTables = tuple[tuple[int, ...], ...]
+"""Block tables of one sequence by group of the layout, in token order. Entries before a window are
+negative. A state has one block."""
+
+
+def frozen(tables: Iterable[Iterable[int]]) -> BlockTables:
+    """Return a copy of tables that later growth does not change."""
+    return tuple(map(tuple, tables))
 
 
 class FirstToken(msgspec.Struct, frozen=True, array_like=True):

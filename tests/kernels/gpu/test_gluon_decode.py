@@ -8,7 +8,7 @@ from tests.kernels.gpu.test_triton_attention import ERROR, dense, gap
 from tests.kernels.gpu.where import DEVICE, HOPPER, NEEDS
 
 from tandem.kernels import Backend
-from tandem.kernels.attention import PagedBatch
+from tandem.kernels.attention import PagedBatch, Scores
 from tandem.kernels.attention.decode import decode
 from tandem.kernels.rotary_kv import Rotation, SlotMapping, rotary_kv
 
@@ -84,7 +84,7 @@ def launched(q, kv, batch, **tuning):
     from tandem.kernels.attention.decode import gluon
 
     out = torch.full(q.shape, torch.nan, dtype=q.dtype, device="cuda")
-    gluon.launch(q, kv, batch, SCALE, out, replace(gluon.DEFAULT, **tuning))
+    gluon.launch(q, kv, batch, Scores(SCALE), out, replace(gluon.DEFAULT, **tuning))
     return out
 
 
@@ -133,7 +133,7 @@ def test_ragged_batches_are_those_of_the_plain_kernel():
 
     q, kv_cache, batch = paged(RAGGED * 2, [1] * 14, torch.bfloat16)
     want = torch.empty(q.shape, dtype=q.dtype, device="cuda")
-    triton.launch(q, kv_cache[:, 1], batch, SCALE, want, triton.DEFAULT)
+    triton.launch(q, kv_cache[:, 1], batch, Scores(SCALE), want, triton.DEFAULT)
     assert gap(launched(q, kv_cache[:, 1], batch), want.double().cpu()) < ERROR[torch.bfloat16]
 
 
@@ -174,11 +174,11 @@ def test_no_ring_is_filled_with_what_the_kernel_ahead_still_writes(lengths):
 def test_one_graph_serves_any_lengths():
     """Other lengths and tables on the device, other answers; rows of padding have no page."""
     q, kv_cache, batch = paged([3000, 100, 700] * 4, [1] * 12, torch.bfloat16)
-    decode(q, kv_cache[:, 1], batch, SCALE)
+    decode(q, kv_cache[:, 1], batch, Scores(SCALE))
     batch.memo.clear()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = decode(q, kv_cache[:, 1], batch, SCALE, backend=Backend.GLUON)
+        out = decode(q, kv_cache[:, 1], batch, Scores(SCALE), backend=Backend.GLUON)
     tables = batch.block_tables.clone()
     for lengths in ([3000, 100, 700], [64, 90, 1], [2999, 0, 650]):
         batch.seq_lens.copy_(torch.tensor(lengths * 4))

@@ -8,7 +8,7 @@ import torch
 from tests.kernels.gpu.where import DEVICE, DTYPES, GPU, HOPPER, INTERPRETED, NEEDS
 
 from tandem.kernels import Backend
-from tandem.kernels.attention import PagedBatch
+from tandem.kernels.attention import PagedBatch, Scores
 from tandem.kernels.attention.decode import decode
 from tandem.kernels.attention.prefill import prefill
 
@@ -84,7 +84,7 @@ def test_decode_agrees_with_float64(lengths, dtype):
     """One query a sequence: lengths of any mix, empty sequences zero, tails of pages unread."""
     lengths = sizes(*lengths)
     q, kv, batch = paged(lengths, [1] * len(lengths), dtype)
-    got = decode(q, kv, batch, 0.1, backend=Backend.TRITON)
+    got = decode(q, kv, batch, Scores(0.1), backend=Backend.TRITON)
     assert gap(got, dense(q, kv, batch, 0.1)) < ERROR[dtype]
 
 
@@ -92,10 +92,10 @@ def test_decode_agrees_with_float64(lengths, dtype):
 def test_a_planned_batch_serves_every_layer_and_every_repeat(dtype):
     """The counters of cut pairs are zero again after a launch, and the plan is made once."""
     q, kv, batch = paged(sizes(900, 40, 1800), [1] * 3, dtype)
-    first = decode(q, kv, batch, 0.1, backend=Backend.TRITON)
+    first = decode(q, kv, batch, Scores(0.1), backend=Backend.TRITON)
     assert sum(key[0] == "decode.shares" for key in batch.memo) == 1
     for _ in range(3):
-        assert torch.equal(decode(q, kv, batch, 0.1, backend=Backend.TRITON), first)
+        assert torch.equal(decode(q, kv, batch, Scores(0.1), backend=Backend.TRITON), first)
 
 
 @pytest.mark.parametrize("dtype", EVERY)
@@ -103,7 +103,7 @@ def test_a_few_queries_a_sequence_go_through_the_decode_kernel(dtype):
     """Speculation: up to SHORT_ROWS rows, ragged, causal among themselves."""
     queries = [3, 1, 4, 0, 2]
     q, kv, batch = paged(sizes(900, 1, 400, 64, 1300), queries, dtype)
-    got = prefill(q, kv, batch, 0.1, backend=Backend.TRITON)
+    got = prefill(q, kv, batch, Scores(0.1), backend=Backend.TRITON)
     assert any(key[0] == "decode.shares" for key in batch.memo)
     assert gap(got, dense(q, kv, batch, 0.1)) < ERROR[dtype]
 
@@ -128,7 +128,7 @@ def test_prefill_agrees_with_float64(chunks, dtype, backend):
         queries[0] += 40  # too many rows for the decode kernel
         lengths[0] += 40
     q, kv, batch = paged(lengths, queries, dtype)
-    got = prefill(q, kv, batch, 0.1, backend=backend)
+    got = prefill(q, kv, batch, Scores(0.1), backend=backend)
     assert any(key[0] == "prefill.tiles" for key in batch.memo)
     assert gap(got, dense(q, kv, batch, 0.1)) < ERROR[dtype]
 
@@ -138,7 +138,7 @@ def test_prefill_agrees_with_float64(chunks, dtype, backend):
 def test_gluon_prefill_takes_pages_of_any_size(page):
     """A tile is gathered from 1 to 8 pages."""
     q, kv, batch = paged([900, 333], [500, 333], torch.bfloat16, page=page)
-    got = prefill(q, kv, batch, 0.1, backend=Backend.GLUON)
+    got = prefill(q, kv, batch, Scores(0.1), backend=Backend.GLUON)
     assert gap(got, dense(q, kv, batch, 0.1)) < ERROR[torch.bfloat16]
 
 
@@ -146,11 +146,11 @@ def test_gluon_prefill_takes_pages_of_any_size(page):
 def test_one_graph_serves_any_lengths():
     """A captured decode reads lengths and tables on the device: other ones, other answers."""
     q, kv, batch = paged([3000, 100, 700], [1] * 3, torch.bfloat16)
-    decode(q, kv, batch, 0.1)
+    decode(q, kv, batch, Scores(0.1))
     batch.memo.clear()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = decode(q, kv, batch, 0.1)
+        out = decode(q, kv, batch, Scores(0.1))
     for lengths in ([3000, 100, 700], [64, 90, 1], [2999, 0, 650]):
         batch.seq_lens.copy_(torch.tensor(lengths))
         out.fill_(torch.nan)

@@ -11,7 +11,7 @@ import pytest
 import zmq
 from hypothesis import given
 from tests.hand_link import HandLink
-from tests.kvtransfer.builders import Consumer, Producer, make_config, make_key
+from tests.kvtransfer.builders import Consumer, Producer, make_config, make_key, only
 from tests.kvtransfer.fuzz.words import NAMES, TO_PRODUCER, Word, fuzzing, is_garbage, words
 from tests.waiting import SECONDS
 
@@ -107,7 +107,7 @@ class Stage:
     def lease(self, key: RequestKey, caller: Caller) -> None:
         """A hand-off for the caller: computed, and held till it ends."""
         assert self.producer.admit(key, 12, caller.me, 600_000) is None
-        self.producer.service.computed(key, [1, 2, 3], 12, _Done())
+        self.producer.service.computed(key, only([1, 2, 3]), 12, _Done())
         self.producer.end(key)
 
     def check(self, mine: RequestKey) -> None:

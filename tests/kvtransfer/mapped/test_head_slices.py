@@ -38,7 +38,7 @@ class Rank:
             block_size=block_size,
             dtype="bfloat16",
         )
-        self.end = End(block_size, shard)
+        self.end = End(block_size, self.group.block_bytes, shard)
         self.incarnation = new_incarnation()
         memory = shared_tensor(NUM_BLOCKS * self.group.block_bytes).view(NUM_BLOCKS, -1)
         self.kv_cache = memory.fill_(0)

@@ -13,6 +13,7 @@ from tandem.kvtransfer.handoff.lease import ENDED
 from tandem.kvtransfer.handoff.tables import DState
 from tandem.kvtransfer.memory.blocks import CLEARED
 from tandem.kvtransfer.mover.make_slots import fault_of_copy
+from tandem.protocol.card import KVKind
 from tandem.protocol.errors import FailCause
 
 
@@ -48,8 +49,9 @@ def _copy_lands(world: World, n: int) -> None:
         raise Broken(f"{read} writes blocks that are free")
     setup = world.setup
     for token in range(read.start, read.stop):
-        mine = place_in(read.block_ids, read.start, token, setup.d_block)
-        theirs = place_in(read.remote_blocks, read.start, token, setup.p_block)
+        kind = setup.kinds[read.group]
+        mine = place_in(kind, read.block_ids, read.start, token, setup.d_block)
+        theirs = place_in(kind, read.remote_blocks, read.start, token, setup.p_block)
         world.d_blocks = replaced(world.d_blocks, mine, world.p_blocks[theirs])
     world.reads = replaced(world.reads, n, read._replace(landed=True))
 
@@ -85,9 +87,10 @@ def _must_have_tags(world: World, read: InFlight, seen: tuple[bytes, ...]) -> No
     for block, found in zip(read.remote_blocks, seen, strict=True):
         size = world.setup.p_block
         group, at = place_of(world.setup, index, block * size)
+        count = 1 if world.setup.kinds[group] is KVKind.STATE else size
         written = all(
             world.p_blocks[each] == content(world.setup, index, each, world.p)
-            for each in range(block * size, block * size + size)
+            for each in range(block * size, block * size + count)
         )
         if written and found != tag(world.setup, read.key, group, at // size):
             raise Broken(f"block {block} of {read.key} is leased without its tag")
@@ -124,9 +127,11 @@ def unpack(world: World, n: int) -> None:
         raise Broken(f"{todo} writes blocks that are free")
     fault = None
     if todo.slot is not None:
-        block = place_in(todo.block_ids, todo.start, todo.start, world.setup.d_block)
+        kind = world.setup.kinds[todo.group]
+        block = place_in(kind, todo.block_ids, todo.start, todo.start, world.setup.d_block)
         found = world.d_slots[todo.slot]
-        theirs = home(world.setup, index)[todo.group][todo.start // BLOCK]
+        at = 0 if kind is KVKind.STATE else todo.start // BLOCK
+        theirs = home(world.setup, index)[todo.group][at]
         if world.setup.heads and found != content(world.setup, index, theirs, todo.peer):
             fault = FailCause.IDENTITY
         else:

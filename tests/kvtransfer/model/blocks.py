@@ -11,12 +11,13 @@ from tandem.kvtransfer.handoff.manifest import Group
 from tandem.kvtransfer.memory.blocks import BlockTags, tag_of
 from tandem.protocol.card import KVKind
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
+from tandem.protocol.kv import BlockTables
 
 if TYPE_CHECKING:
     from tests.kvtransfer.model.parts import Setup
 
 WINDOW = 1
-"""Tokens (and so blocks) that a sliding window keeps."""
+"""Computed tokens that the next one reads in a sliding window, whose span is one more."""
 
 
 class Home(Enum):
@@ -54,13 +55,37 @@ def home(setup: Setup, index: int) -> tuple[tuple[int, ...], ...]:
     return tables(setup, index if setup.home is Home.OWN else 0)
 
 
-def in_blocks(places: tuple[tuple[int, ...], ...], size: int) -> tuple[tuple[int, ...], ...]:
-    """Block tables of places of tokens, where a block has so many of them."""
-    return tuple(tuple(at // size for at in table[::size]) for table in places)
+def first_kept(kind: KVKind, computed: int, size: int) -> int:
+    """The first block that the token after ``computed`` ones reads."""
+    return max(0, computed - WINDOW) // size if kind is KVKind.WINDOW else 0
 
 
-def place_in(blocks: tuple[int, ...], start: int, token: int, size: int) -> int:
-    """Where a token lies, of blocks that begin with the one of token ``start``."""
+def in_blocks(setup: Setup, places: BlockTables, computed: int, size: int) -> BlockTables:
+    """Block tables of places of tokens, where a block has so many of them, as engines make them
+    once so many are computed."""
+    found = []
+    for kind, table in zip(setup.kinds, places, strict=True):
+        first = first_kept(kind, computed, size)
+        blocks = tuple(at // size for at in table[::size])
+        found.append(blocks[:1] if kind is KVKind.STATE else (-1,) * first + blocks[first:])
+    return tuple(found)
+
+
+def left(setup: Setup, index: int, computed: int) -> tuple[int, ...]:
+    """P's places of a key that left a window."""
+    size = setup.p_block
+    return tuple(
+        at
+        for kind, table in zip(setup.kinds, home(setup, index), strict=True)
+        for at in table[: first_kept(kind, computed, size) * size]
+    )
+
+
+def place_in(kind: KVKind, blocks: tuple[int, ...], start: int, token: int, size: int) -> int:
+    """Where a token lies, of blocks that begin with the one of token ``start``; a state lies at the
+    start of its block."""
+    if kind is KVKind.STATE:
+        return blocks[0] * size
     return blocks[token // size - start // size] * size + token % size
 
 
@@ -69,8 +94,7 @@ def form_of(setup: Setup, groups: tuple[Group, ...]) -> Form | None:
         form = form_of_copies(groups, setup.d_block, setup.p_block, 1 << 16)
         assert not isinstance(form, str)
         return form
-    sizes = setup.d_block, setup.p_block, setup.p_block
-    return form_of_parts(groups, *sizes, WireDtype.AUTO)
+    return form_of_parts(groups, setup.d_block, setup.p_block, WireDtype.AUTO)
 
 
 def place_of(setup: Setup, index: int, block: int) -> tuple[int, int]:
@@ -92,6 +116,8 @@ def needed(setup: Setup, index: int) -> tuple[tuple[int, int], ...]:
     """D's and P's blocks that D cannot go on without, by what each kind means and not by the
     manifest."""
     found: list[tuple[int, int]] = []
+    if setup.hit == setup.num_blocks:  # of all groups, states included
+        return ()
     hit, last = setup.hit, setup.num_blocks - WINDOW
     here, there = tables(setup, index), home(setup, index)
     for kind, mine, theirs in zip(setup.kinds, here, there, strict=True):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tests.kvtransfer.model.blocks import content, home
+from tests.kvtransfer.model.blocks import content, home, in_blocks
 from tests.kvtransfer.model.parts import JUNK, KEYS, NOW, Work
 
 from tandem.kvtransfer.handoff import export as p_events
@@ -66,7 +66,8 @@ def _lend(world: World, index: int) -> None:
     up = world.d in world.exports.links
     _become(world, index, step=setup.num_blocks + 1, first=True, done=True)
     _tell(world, p_events.Admit(key, world.d, setup.num_blocks, 40, up, setup.direct))
-    _tell(world, p_events.Launched(key, home(setup, index), setup.num_blocks))
+    lent = in_blocks(setup, home(setup, index), setup.num_blocks, setup.p_block)
+    _tell(world, p_events.Launched(key, lent, setup.num_blocks))
     _tell(world, p_events.First(key, (), None))
     _tell(world, p_events.Finished(key, cancelled=False))
 

@@ -15,6 +15,7 @@ from tests.kvtransfer.model.blocks import (
     form_of,
     home,
     in_blocks,
+    left,
     place_in,
     tables,
 )
@@ -203,7 +204,11 @@ def _refuse(world: World, index: int) -> None:
 def _launch(world: World, index: int) -> None:
     step = world.work[index].step
     _work(world, index, step=step + 1)
-    tables_of_p = in_blocks(home(world.setup, index), world.setup.p_block)
+    setup = world.setup
+    tables_of_p = in_blocks(setup, home(setup, index), step - 1, setup.p_block)
+    if setup.home is not Home.SHARED:  # what left a window is another's from now on
+        for at in left(setup, index, step - 1):
+            world.p_blocks = replaced(world.p_blocks, at, JUNK)
     _p(world, p_events.Launched(KEYS[index], tables_of_p, step))
 
 
@@ -278,7 +283,8 @@ def _pack(world: World, n: int) -> None:
     world.packs = world.packs[:n] + world.packs[n + 1 :]
     if world.exports.ring[pack.slot].state is SlotState.FREE:
         raise Broken(f"{pack} writes a slot that is free")
-    at = place_in(pack.block_ids, pack.start, pack.start, world.setup.p_block)
+    kind, start = world.setup.kinds[pack.group], pack.start
+    at = place_in(kind, pack.block_ids, start, start, world.setup.p_block)
     world.p_slots = replaced(world.p_slots, pack.slot, world.p_blocks[at])
     _p(world, p_events.Packed(pack.key, pack.index, ok=True))
 
@@ -307,8 +313,9 @@ def _open(world: World, index: int) -> None:
 
 def _load(world: World, index: int) -> None:
     _use(world, index, loading=True, blocks_free=False)
-    mine = in_blocks(tables(world.setup, index), world.setup.d_block)
-    d_takes(world, d_events.Load(KEYS[index], mine, world.setup.hit, world.setup.num_blocks))
+    setup = world.setup
+    mine = in_blocks(setup, tables(setup, index), setup.num_blocks, setup.d_block)
+    d_takes(world, d_events.Load(KEYS[index], mine, setup.hit, setup.num_blocks))
 
 
 def _d_cancels(world: World, index: int) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 
@@ -15,6 +17,7 @@ from tandem.kvtransfer.handoff.export import Export, ProducerPolicy
 from tandem.kvtransfer.handoff.exports import ExportTable
 from tandem.kvtransfer.handoff.imports import ImportTable
 from tandem.kvtransfer.handoff.lease import Result as PResult
+from tandem.kvtransfer.handoff.manifest import Item
 from tandem.kvtransfer.handoff.messages import Committed, Done, Gone, GoneReason
 from tandem.kvtransfer.handoff.producer import step as p_step
 from tandem.kvtransfer.handoff.pull import ConsumerPolicy, Pull, SlotRing, done_if_complete
@@ -23,6 +26,7 @@ from tandem.kvtransfer.handoff.tables import DState
 from tandem.kvtransfer.memory.blocks import BlockTags
 from tandem.kvtransfer.transports.agent.landing import Landing
 from tandem.link.session import LinkState, Session, Verdict
+from tandem.protocol.card import KVKind
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.kv import LoadFailed
 from tandem.protocol.link import Header
@@ -93,23 +97,57 @@ class NoWait(ImportTable):
         return super().copy_ended(key, index, *rest, **more) if known else []  # type: ignore[arg-type]
 
 
-def _first_item_only(
-    pull: Pull | None, event: d_events.Event, now: Millis, policy: ConsumerPolicy
+def _without(
+    choices: Callable[[Sequence[Item]], Iterable[Sequence[Item]]],
+    pull: Pull | None,
+    event: d_events.Event,
+    now: Millis,
+    policy: ConsumerPolicy,
 ) -> DResult:
+    """End as soon as all items but those of one of the ``choices`` are complete."""
     after, actions = d_step(pull, event, now, policy)
-    if after is None or after.state is not DState.PULLING or not after.items:
+    if after is None or after.state is not DState.PULLING:
         return after, actions
-    first = msgspec.structs.replace(after, items=after.items[:1], reached=after.reached[:1])
-    done, actions = done_if_complete(first, now, policy, actions)
-    if done is None or done.state is DState.PULLING:
-        return after, actions
-    return msgspec.structs.replace(done, items=after.items, reached=after.reached), actions
+    for left_out in choices(after.items):
+        reached = [
+            item.stop if item in left_out else at
+            for item, at in zip(after.items, after.reached, strict=True)
+        ]
+        some = msgspec.structs.replace(after, reached=tuple(reached))
+        done, more = done_if_complete(some, now, policy, list(actions))
+        if done is not None and done.state is not DState.PULLING:
+            return msgspec.structs.replace(done, reached=after.reached), more
+    return after, actions
 
 
-class FirstItemOnly(ImportTable):
-    """A missing item of another group is counted as complete."""
+class AllButOneItem(ImportTable):
+    """D commits although one item is incomplete."""
 
-    machine = staticmethod(_first_item_only)
+    machine = staticmethod(partial(_without, lambda items: [[each] for each in items]))
+
+
+def _windows(items: Sequence[Item]) -> Iterable[Sequence[Item]]:
+    return [[each for each in items if each.kind is KVKind.WINDOW]]
+
+
+class NoWindowItem(ImportTable):
+    """D commits although items of windows are missing."""
+
+    machine = staticmethod(partial(_without, _windows))
+
+
+def _fence_of_any_chunk(
+    export: Export | None, event: p_events.Event, now: Millis, policy: ProducerPolicy
+) -> PResult:
+    if isinstance(event, p_events.Fenced) and export is not None:
+        event = p_events.Fenced(event.key, export.launched)
+    return p_step(export, event, now, policy)
+
+
+class AnyFence(ExportTable):
+    """The fence of a chunk counts for all that are launched, also for the last token's state."""
+
+    machine = staticmethod(_fence_of_any_chunk)
 
 
 class NoClearing(BlockTags):

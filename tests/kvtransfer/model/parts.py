@@ -38,12 +38,12 @@ D_ADDRESS = tuple(Incarnation(f"consumer-{n:07d}".encode()) for n in range(4))
 
 @lru_cache
 def _groups(kinds: tuple[KVKind, ...], size: int) -> tuple[Group, ...]:
-    spans = {KVKind.WINDOW: WINDOW}
+    spans = {KVKind.WINDOW: WINDOW + 1}
     return tuple(
         Group(
             kind=kind,
             span=spans.get(kind),
-            block_bytes=size,
+            block_bytes=1 if kind is KVKind.STATE else size,
             blocks_per_part=1,
             blocks_per_copy=1,
             part_bytes=1,
@@ -243,6 +243,7 @@ class InFlight(NamedTuple):
     start: int = 0
     stop: int = 0
     """Tokens, of a copy."""
+    group: int = 0
     landed: bool = False
     seen: tuple[bytes, ...] | None = None
     """Tags that were read already (of a mutation)."""
@@ -258,4 +259,5 @@ class InFlight(NamedTuple):
         """One that begins, as D's table asks for it."""
         between = (read.slot, read.remote_slot, read.key, read.peer, read.index)
         tokens = (read.start, read.stop) if read.slot is None else (0, 0)
-        return cls(*between, read.block_ids, read.remote_blocks, *tokens, seen=seen)
+        blocks = read.block_ids, read.remote_blocks
+        return cls(*between, *blocks, *tokens, read.group, seen=seen)

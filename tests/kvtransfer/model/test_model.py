@@ -286,8 +286,8 @@ def test_the_same_holds_further_out(setup, faults):
         pytest.param(
             Setup(
                 num_blocks=1,
-                kinds=(KVKind.FULL, KVKind.STATE),
-                imports=mutations.FirstItemOnly,
+                kinds=(KVKind.FULL, KVKind.WINDOW, KVKind.STATE),
+                imports=mutations.AllButOneItem,
                 brisk=True,
             ),
             0,
@@ -296,13 +296,44 @@ def test_the_same_holds_further_out(setup, faults):
         pytest.param(
             Setup(
                 num_blocks=2,
-                kinds=(KVKind.FULL, KVKind.WINDOW),
+                kinds=(KVKind.FULL, KVKind.STATE),
                 direct=True,
-                imports=mutations.FirstItemOnly,
+                imports=mutations.AllButOneItem,
                 brisk=True,
             ),
             0,
             id="the completeness of each copied item",
+        ),
+        pytest.param(
+            Setup(
+                num_blocks=2,
+                kinds=(KVKind.FULL, KVKind.WINDOW),
+                imports=mutations.NoWindowItem,
+                brisk=True,
+            ),
+            0,
+            id="the item of a window",
+        ),
+        pytest.param(
+            Setup(
+                num_blocks=2,
+                kinds=(KVKind.FULL, KVKind.WINDOW),
+                direct=True,
+                imports=mutations.NoWindowItem,
+                brisk=True,
+            ),
+            0,
+            id="the copied item of a window",
+        ),
+        pytest.param(
+            Setup(num_blocks=2, kinds=(KVKind.STATE,), exports=mutations.AnyFence),
+            0,
+            id="the last token's fence before a state",
+        ),
+        pytest.param(
+            Setup(num_blocks=2, kinds=(KVKind.STATE,), direct=True, exports=mutations.AnyFence),
+            0,
+            id="the last token's fence before a copied state",
         ),
     ],
 )

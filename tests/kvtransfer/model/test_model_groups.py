@@ -36,6 +36,34 @@ def _holds(setup, faults, at_least, *, whole=True):
             id="a recurrent state beside",
         ),
         pytest.param(
+            Setup(num_blocks=2, kinds=_THREE[:2], faults=("d cancels",)),
+            50_000,
+            id="a window beside, whose first block is reused",
+        ),
+        pytest.param(
+            Setup(num_blocks=2, d_block=2, kinds=_THREE, brisk=True, faults=_LINKS[1:2]),
+            10_000,
+            id="three groups into larger blocks",
+        ),
+        pytest.param(
+            Setup(
+                num_blocks=2,
+                p_block=2,
+                hit=1,
+                kinds=_THREE,
+                direct=True,
+                brisk=True,
+                faults=("p overwrites", "d cancels"),
+            ),
+            5_000,
+            id="three groups of larger blocks copied, and half a hit",
+        ),
+        pytest.param(
+            Setup(num_blocks=2, hit=2, kinds=_THREE, direct=True, brisk=True, faults=ALL_FAULTS),
+            200,
+            id="three groups, and a full hit",
+        ),
+        pytest.param(
             Setup(num_blocks=2, kinds=_THREE, direct=True, brisk=True, faults=_COPIES),
             50_000,
             marks=pytest.mark.nightly,

@@ -12,6 +12,7 @@ from typing import Protocol
 from torch import Tensor, device
 
 from tandem.kernels.attention import PagedBatch
+from tandem.kernels.attention.batch import Scores
 from tandem.kernels.attention.bidirectional import WholePrompts
 from tandem.protocol.card import KVGroup
 
@@ -66,13 +67,15 @@ class StepSequences:
     seq_lens: Tensor
     """int32 [rows]."""
     block_tables: Tensor
-    """int32 [rows, columns]."""
+    """int32 [groups, rows, columns]. Entries before a window are any block."""
     max_query_len: int
     """Queries of the longest chunk, or an upper bound."""
     max_decode_len: int
     """Keys of the longest decode, or an upper bound."""
     max_chunk_len: int
     """Keys of the longest chunk, or an upper bound."""
+    states: Tensor | None = None
+    """int32 [state groups, rows]: the block of each row's state; None without states."""
     logits_rows: LogitsRows | None = None
     """Rows whose last tokens are all that the head takes, else None. A backend may ignore it; the
     layer then computes every query."""
@@ -89,11 +92,11 @@ class AttentionBackend(Protocol):
 
     def supports(self, group: KVGroup, on: device) -> Support: ...
 
-    def plan(self, step: StepSequences) -> Metadata:
-        """Return the metadata of one step, for all its layers; never wait for a device."""
+    def plan(self, step: StepSequences, group: int = 0) -> Metadata:
+        """Return the metadata of one step, for all layers of a group; never wait for a device."""
         ...
 
-    def forward(self, q: Tensor, kv: Tensor, meta: Metadata) -> Tensor:
+    def forward(self, q: Tensor, kv: Tensor, meta: Metadata, scores: Scores) -> Tensor:
         """Return the attention of q [tokens, heads, head_dim] over a layer's pages, dense, in q's
         shape."""
         ...

@@ -16,6 +16,7 @@ from tandem.engine.attention.base import (
 )
 from tandem.kernels import Backend
 from tandem.kernels.attention import PagedBatch
+from tandem.kernels.attention.batch import Scores
 from tandem.kernels.attention.bidirectional import BIDIRECTIONAL, WholePrompts, bidirectional
 from tandem.kernels.attention.decode import DECODE, decode
 from tandem.kernels.attention.prefill import PREFILL, prefill
@@ -43,15 +44,15 @@ class PagedAttention:
             return Support(f"pages of {group.dtype} are not read by {self._backend.value}")
         return Support()
 
-    def plan(self, step: StepSequences) -> Metadata:
+    def plan(self, step: StepSequences, group: int = 0) -> Metadata:
         """Plan decodes and chunks separately; gather ``logits_rows``."""
-        n = step.num_decodes
+        n, tables = step.num_decodes, step.block_tables[group]
         decode_batch = prefill_batch = None
         if n:
             decode_batch = PagedBatch(
                 cu_seqlens_q=step.cu_seqlens_q[: n + 1],
                 seq_lens=step.seq_lens[:n],
-                block_tables=step.block_tables[:n],
+                block_tables=tables[:n],
                 max_query_len=1,
                 max_seq_len=step.max_decode_len,
             )
@@ -59,32 +60,32 @@ class PagedAttention:
             prefill_batch = PagedBatch(
                 cu_seqlens_q=step.chunk_cu_seqlens_q,
                 seq_lens=step.seq_lens[n:],
-                block_tables=step.block_tables[n:],
+                block_tables=tables[n:],
                 max_query_len=step.max_query_len,
                 max_seq_len=step.max_chunk_len,
             )
-        return Metadata(n, decode_batch, prefill_batch, _last_queries(step))
+        return Metadata(n, decode_batch, prefill_batch, _last_queries(step, tables))
 
-    def forward(self, q: Tensor, kv: Tensor, meta: Metadata) -> Tensor:
+    def forward(self, q: Tensor, kv: Tensor, meta: Metadata, scores: Scores) -> Tensor:
         if meta.prefill is None and meta.decode is not None:
-            return decode(q, kv, meta.decode, self._scale, backend=self._backend)
+            return decode(q, kv, meta.decode, scores, backend=self._backend)
         if meta.decode is None and meta.prefill is not None:
-            return prefill(q, kv, meta.prefill, self._scale, backend=self._backend)
+            return prefill(q, kv, meta.prefill, scores, backend=self._backend)
         assert meta.decode is not None, "a step has at least one row"
         assert meta.prefill is not None, "a step has at least one row"
         n = meta.num_decodes
-        first = decode(q[:n], kv, meta.decode, self._scale, backend=self._backend)
-        rest = prefill(q[n:], kv, meta.prefill, self._scale, backend=self._backend)
+        first = decode(q[:n], kv, meta.decode, scores, backend=self._backend)
+        rest = prefill(q[n:], kv, meta.prefill, scores, backend=self._backend)
         return torch.cat((first, rest))
 
     def whole(self, q: Tensor, k: Tensor, v: Tensor, prompts: WholePrompts) -> Tensor:
         return bidirectional(q, k, v, prompts, self._scale, backend=self._backend)
 
 
-def _last_queries(step: StepSequences) -> Metadata | None:
+def _last_queries(step: StepSequences, tables: Tensor) -> Metadata | None:
     if step.logits_rows is None:
         return None
-    lens, tables = step.seq_lens, step.block_tables
+    lens = step.seq_lens
     if step.logits_rows.rows is not None:
         lens, tables = (each.index_select(0, step.logits_rows.rows) for each in (lens, tables))
     n = lens.shape[0]

@@ -16,8 +16,17 @@ class IntegrityError(TandemError):
     """Blocks were lost, shared by accident or freed twice; the engine must stop."""
 
 
+_HASH_BYTES = 16
+
+
+def is_hash(key: BlockHash) -> bool:
+    """Return whether a key is a block's hash alone, which are those of the first group."""
+    return len(key) == _HASH_BYTES
+
+
 class BlockEventLog:
-    """Net changes of the prefix cache since the last ``drain``, for the routers' index."""
+    """Net changes of the prefix cache since the last ``drain``, for the routers' index: those of
+    the first group."""
 
     def __init__(self) -> None:
         self._last: dict[BlockHash, bool] = {}
@@ -25,10 +34,12 @@ class BlockEventLog:
         self._cleared = False
 
     def stored(self, digest: BlockHash) -> None:
-        self._last[digest] = True
+        if is_hash(digest):
+            self._last[digest] = True
 
     def removed(self, digest: BlockHash) -> None:
-        self._last[digest] = False
+        if is_hash(digest):
+            self._last[digest] = False
 
     def cleared(self) -> None:
         self._last.clear()

@@ -22,6 +22,7 @@ from tandem.base.settings import (
 )
 from tandem.engine.config.cache import GPU_BLOCK_SIZE, CacheConfig, GPUConfig
 from tandem.engine.config.facts import ModelFacts, check_settings
+from tandem.engine.config.layout import LayerGroup, layer_groups
 from tandem.engine.config.model import DTYPES, ModelConfig
 from tandem.engine.config.parallel import ParallelConfig
 from tandem.engine.config.read import CONFIG, read_facts
@@ -37,7 +38,7 @@ from tandem.engine.config.scheduler import (
 )
 from tandem.engine.config.structured_outputs import StructuredOutputsConfig
 from tandem.engine.config.weight_files import indexed, unindexed
-from tandem.protocol.card import Fingerprint, KVGroup, KVLayout
+from tandem.protocol.card import Fingerprint, KVLayout
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import ALL_LOGPROBS
 
@@ -185,7 +186,7 @@ class EngineConfig:
     @property
     def max_model_len(self) -> int:
         """Return the most tokens of prompt and output together."""
-        asked = self.model.max_model_len or _longest(self.facts)
+        asked = self.model.max_model_len or self.facts.derived_max_len
         if self.facts.encoder is None:
             return asked
         return min(asked, self.scheduler.max_num_batched_tokens)
@@ -222,17 +223,19 @@ class EngineConfig:
         return self.dtype if self.cache.kv_cache_dtype == "auto" else self.cache.kv_cache_dtype
 
     @property
-    def layout(self) -> KVLayout:
-        """Return the layout of one rank's KV cache. An encoder's blocks have no bytes."""
-        facts = self.facts
-        group = KVGroup(
-            num_layers=facts.num_layers if facts.encoder is None else 0,
-            num_kv_heads=facts.num_kv_heads // self.parallel.tensor_parallel_size,
-            head_dim=facts.head_dim,
+    def layer_groups(self) -> tuple[LayerGroup, ...]:
+        """Return the groups of one rank's KV cache with their layers."""
+        return layer_groups(
+            self.facts,
             block_size=self.cache.block_size,
             dtype=self.kv_dtype,
+            ranks=self.parallel.tensor_parallel_size,
         )
-        return KVLayout((group,))
+
+    @property
+    def layout(self) -> KVLayout:
+        """Return the layout of one rank's KV cache. An encoder's blocks have no bytes."""
+        return KVLayout(tuple(each.group for each in self.layer_groups))
 
     @property
     def revision(self) -> str:
@@ -287,13 +290,8 @@ def _sort_into_sections(flat: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return parts
 
 
-def _longest(facts: ModelFacts) -> int:
-    window = facts.sliding_window
-    return facts.derived_max_len if window is None else min(window, facts.derived_max_len)
-
-
 def _check_length(model: ModelConfig, facts: ModelFacts) -> None:
-    asked, longest = model.max_model_len, _longest(facts)
+    asked, longest = model.max_model_len, facts.derived_max_len
     if asked is not None and asked > longest:
         raise InvalidParameter(
             "max_model_len", asked, f"at most {longest}, the context length of the model"

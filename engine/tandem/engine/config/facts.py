@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tandem.engine.config.scheduler import PROMPT_CUTS, SchedulerConfig
+from tandem.protocol.card import KVKind
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.pooling import ModelPooling
 
@@ -116,6 +117,33 @@ class RopeFacts:
     scaling: Mapping[str, Any] = field(default_factory=dict)
     """Parameters of the kind (``factor``, ``low_freq_factor``, ...); empty for default."""
     partial: float = 1.0
+    """Part of each head that is rotated, from its first number on."""
+    stated_scaled: bool = False
+    """True if max_position_embeddings is the length after scaling by any kind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearAttentionFacts:
+    """Layers of a gated delta rule, whose KV is one state per sequence."""
+
+    num_key_heads: int
+    key_head_dim: int
+    num_value_heads: int
+    value_head_dim: int
+    conv_kernel: int
+    """Tokens of the causal convolution over q, k and v."""
+
+    @property
+    def channels(self) -> int:
+        """Return the channels of the convolution: q, k and v."""
+        keys = self.num_key_heads * self.key_head_dim
+        return 2 * keys + self.num_value_heads * self.value_head_dim
+
+    @property
+    def state_size(self) -> int:
+        """Return the numbers of one value head's state, its share of the convolution's included."""
+        share = -(-self.channels * (self.conv_kernel - 1) // self.num_value_heads)
+        return self.key_head_dim * self.value_head_dim + share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +170,15 @@ class ModelFacts:
     """RMSNorm over each head of q and k before the rotation."""
     hidden_act: str = "silu"
     sliding_window: int | None = None
+    """Keys that a query of a WINDOW layer attends to, its own included."""
+    layer_kinds: tuple[KVKind, ...] = ()
+    """Kind of each layer's KV; empty: one kind for all, by ``sliding_window``."""
+    local_rope: RopeFacts | None = None
+    """Rotary embedding of WINDOW layers if it differs."""
+    linear: LinearAttentionFacts | None = None
+    """Facts of STATE layers."""
+    attention_scale: float | None = None
+    """Factor of the scores; None is head_dim ** -0.5."""
     eos_token_ids: tuple[int, ...] = ()
     dtype: str | None = None
     """Type of the checkpoint, if config.json states one."""
@@ -155,6 +192,14 @@ class ModelFacts:
     """Upper bound of a text's tokens in sentence-transformers' files."""
 
     @property
+    def kinds(self) -> tuple[KVKind, ...]:
+        """Return the kind of each layer's KV; an encoder's layers have none."""
+        if self.layer_kinds or self.encoder is not None:
+            return self.layer_kinds
+        kind = KVKind.FULL if self.sliding_window is None else KVKind.WINDOW
+        return (kind,) * self.num_layers
+
+    @property
     def derived_max_len(self) -> int:
         """Return the longest sequence that positions, rope scaling and ``text_length`` allow.
 
@@ -165,7 +210,7 @@ class ModelFacts:
 
     @property
     def _scaled_length(self) -> int:
-        if self.rope.kind not in ("linear", "dynamic", "yarn"):
+        if self.rope.stated_scaled or self.rope.kind not in ("linear", "dynamic", "yarn"):
             return self.max_position_embeddings
         factor = self.rope.scaling.get("factor")
         if not isinstance(factor, int | float):

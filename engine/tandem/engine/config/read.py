@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tandem.engine.config.facts import DEFAULT_THETA, ModelFacts, RopeFacts, quantization_of
+from tandem.engine.config.facts import ModelFacts, quantization_of
 from tandem.engine.config.families import family_of
+from tandem.engine.config.families.values import number, positive
 from tandem.engine.config.pooling import (
     max_length_of,
     of_encoder,
@@ -75,7 +75,6 @@ _PARTS = re.compile(
     r"|gate|mup|temperature_tuning|adapter|quant|parallel|interleav|mtp|nextn"
 )
 """Words of parts of the computation."""
-_LAYERS = ("full_attention", "sliding_attention")
 
 
 def check_keys(config: Mapping[str, Any], own: Collection[str] = ()) -> None:
@@ -98,17 +97,6 @@ def check_keys(config: Mapping[str, Any], own: Collection[str] = ()) -> None:
             words = " or ".join(str(each) for each in neutral or ()) or "leave it out"
             allowed = f"{words}: it changes what the model computes, and is not computed here"
             raise InvalidParameter(f"config.json: {key}", value, allowed)
-    _check_layers(config.get("layer_types"))
-
-
-def _check_layers(kinds: Any) -> None:
-    """Raise InvalidParameter unless every layer's kind is known. A window bounds the context
-    instead."""
-    if kinds is None:
-        return
-    if not isinstance(kinds, list) or any(kind not in _LAYERS for kind in kinds):
-        allowed = f"a list of {' or '.join(_LAYERS)}"
-        raise InvalidParameter("config.json: layer_types", kinds, allowed)
 
 
 def _same(value: Any, other: Any) -> bool:
@@ -155,7 +143,6 @@ def _alike(one: Stored, other: Stored) -> bool:
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
-_ROPE_MAIN = frozenset({"rope_theta", "rope_type", "type", "partial_rotary_factor"})
 
 
 def read_facts(folder: str | Path) -> ModelFacts:
@@ -178,27 +165,27 @@ def facts_of(config: Mapping[str, Any], generation: Mapping[str, Any] | None = N
     architecture = _architecture(config)
     family = family_of(architecture)
     config = {**config, **_absent(config, family.defaults)}
-    num_heads = _positive(config, "num_attention_heads")
-    hidden_size = _positive(config, "hidden_size")
+    num_heads = positive(config, "num_attention_heads")
+    hidden_size = positive(config, "hidden_size")
     bias = bool(config.get("attention_bias", False))
     values: dict[str, Any] = {
         "architecture": architecture,
-        "num_layers": _positive(config, "num_hidden_layers"),
+        "num_layers": positive(config, "num_hidden_layers"),
         "hidden_size": hidden_size,
-        "intermediate_size": _positive(config, "intermediate_size"),
+        "intermediate_size": positive(config, "intermediate_size"),
         "num_heads": num_heads,
         "num_kv_heads": _kv_heads(config, num_heads),
         "head_dim": _head_dim(config, hidden_size, num_heads),
-        "vocab_size": _positive(config, "vocab_size"),
-        "max_position_embeddings": _positive(config, "max_position_embeddings"),
-        "rope": _rope(config),
+        "vocab_size": positive(config, "vocab_size"),
+        "max_position_embeddings": positive(config, "max_position_embeddings"),
+        "rope": family.rope(config),
         "tie_word_embeddings": bool(config.get("tie_word_embeddings", False)),
-        "rms_norm_eps": _number("rms_norm_eps", config.get("rms_norm_eps", 1e-6)),
+        "rms_norm_eps": number("rms_norm_eps", config.get("rms_norm_eps", 1e-6)),
         "attention_bias": bias,
         "attention_output_bias": bias,
         "mlp_bias": bool(config.get("mlp_bias", False)),
         "hidden_act": str(config.get("hidden_act", "silu")),
-        "sliding_window": _sliding_window(config),
+        "layer_kinds": family.stated_kinds(config),
         "eos_token_ids": _eos(config, generation or {}),
         "dtype": _dtype(config),
         "quantization": quantization_of(config),
@@ -213,19 +200,6 @@ def facts_of(config: Mapping[str, Any], generation: Mapping[str, Any] | None = N
 
 def _absent(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in defaults.items() if config.get(name) is None}
-
-
-def _positive(config: Mapping[str, Any], name: str) -> int:
-    value = config.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidParameter(f"{CONFIG}: {name}", value, "a positive integer")
-    return value
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidParameter(f"{CONFIG}: {name}", value, "a finite number")
-    return float(value)
 
 
 def _check_causal(config: Mapping[str, Any]) -> None:
@@ -244,7 +218,7 @@ def _architecture(config: Mapping[str, Any]) -> str:
 def _kv_heads(config: Mapping[str, Any], num_heads: int) -> int:
     if config.get("num_key_value_heads") is None:
         return num_heads
-    count = _positive(config, "num_key_value_heads")
+    count = positive(config, "num_key_value_heads")
     if num_heads % count:
         raise InvalidParameter(
             f"{CONFIG}: num_key_value_heads", count, f"a divisor of the {num_heads} heads"
@@ -254,37 +228,12 @@ def _kv_heads(config: Mapping[str, Any], num_heads: int) -> int:
 
 def _head_dim(config: Mapping[str, Any], hidden_size: int, num_heads: int) -> int:
     if config.get("head_dim") is not None:
-        return _positive(config, "head_dim")
+        return positive(config, "head_dim")
     if hidden_size % num_heads:
         raise InvalidParameter(
             f"{CONFIG}: hidden_size", hidden_size, f"a multiple of the {num_heads} heads"
         )
     return hidden_size // num_heads
-
-
-def _rope(config: Mapping[str, Any]) -> RopeFacts:
-    """Return the rope facts; rope_scaling, if set, replaces rope_parameters."""
-    key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
-    given = config.get(key) or {}
-    if not isinstance(given, Mapping) or any(isinstance(each, Mapping) for each in given.values()):
-        allowed = "an object of numbers: one rotary embedding for all layers"
-        raise InvalidParameter(f"{CONFIG}: {key}", given, allowed)
-    name = f"{key}.rope_theta" if "rope_theta" in given else "rope_theta"
-    theta = _number(name, given.get("rope_theta", config.get("rope_theta") or DEFAULT_THETA))
-    if theta <= 0:
-        raise InvalidParameter(f"{CONFIG}: {name}", theta, "a number above 0")
-    partial = given.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    return RopeFacts(
-        theta=theta,
-        kind=str(given.get("rope_type", given.get("type", "default"))),
-        scaling={key: value for key, value in given.items() if key not in _ROPE_MAIN},
-        partial=_number("partial_rotary_factor", partial),
-    )
-
-
-def _sliding_window(config: Mapping[str, Any]) -> int | None:
-    window = config.get("sliding_window")
-    return window if isinstance(window, int) and window > 0 else None
 
 
 def _eos(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:

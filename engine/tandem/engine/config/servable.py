@@ -60,12 +60,9 @@ def check_device(device: str) -> None:
 
 def _check_rope(facts: ModelFacts) -> None:
     rope = facts.rope
-    if facts.encoder is None and (rope.kind not in _KINDS or rope.partial != 1.0):
-        raise InvalidParameter(
-            f"{CONFIG}: rope_parameters",
-            {"rope_type": rope.kind, "partial_rotary_factor": rope.partial},
-            f"rope_type one of {', '.join(_KINDS)}, over the whole head",
-        )
+    if facts.encoder is None and rope.kind not in _KINDS:
+        allowed = f"one of {', '.join(_KINDS)}"
+        raise InvalidParameter(f"{CONFIG}: rope_parameters.rope_type", rope.kind, allowed)
 
 
 def _check_plain(folder: Path) -> None:

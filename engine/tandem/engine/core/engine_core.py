@@ -18,7 +18,7 @@ from collections.abc import (
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from tandem.engine.cache.manager import KVCacheManager, only_group
+from tandem.engine.cache.manager import KVCacheManager
 from tandem.engine.config import EngineConfig
 from tandem.engine.core.sleep import Sleep
 from tandem.engine.core.step_notes import StepCosts, StepNotes
@@ -133,11 +133,21 @@ class EngineCore:
         """Build the engine. ``capacity`` comes from ``executor.start``. ``connector`` precedes the
         offload tier. ``gates`` None are the usual wait conditions. ``clock`` is monotonic, in
         seconds."""
-        group = only_group(capacity.layout)
+        layout = capacity.layout
         self.config = config
         self.capacity = capacity
-        self.fingerprint = config.fingerprint(capacity.layout)
-        self.max_model_len = min(config.max_model_len, capacity.num_blocks * group.block_size)
+        self.fingerprint = config.fingerprint(layout)
+        self.manager = KVCacheManager(
+            capacity.num_blocks,
+            layout.block_size,
+            groups=layout.groups,
+            max_chunk=config.scheduler.max_num_batched_tokens,
+            enable_caching=config.enable_prefix_caching,
+            watermark=config.scheduler.watermark,
+        )
+        self.max_model_len = self.manager.groups.max_tokens(
+            capacity.num_blocks, config.max_model_len
+        )
         if self.max_model_len < config.max_model_len:
             logger.warning(
                 "the KV cache holds %d tokens, fewer than the model's context of %d",
@@ -145,12 +155,6 @@ class EngineCore:
                 config.max_model_len,
             )
         self.draining = False
-        self.manager = KVCacheManager(
-            capacity.num_blocks,
-            group.block_size,
-            enable_caching=config.enable_prefix_caching,
-            watermark=config.scheduler.watermark,
-        )
         limits = Limits.of(config, self.max_model_len)
         self._offload = self._attach_tier(capacity)
         given = (connector, self._offload)
@@ -177,7 +181,7 @@ class EngineCore:
         self._stats = stat_loggers if stat_loggers is not None else StatLoggers()
         if metrics is not None:
             self._stats.put(PrometheusStatLogger(metrics))
-            metrics.set_cache_info(config.cache, capacity.num_blocks, group.block_size)
+            metrics.set_cache_info(config.cache, capacity.num_blocks, layout.block_size)
             metrics.set_device(capacity.device_name)
             if self._offload is not None:
                 metrics.show_offload(self._offload)
@@ -436,13 +440,8 @@ class EngineCore:
     def _attach_tier(self, capacity: Capacity) -> OffloadConnector | None:
         if not capacity.num_cpu_blocks:
             return None
-        pool, layout = self.manager.pool, capacity.layout
         tier = OffloadConnector(
-            capacity.num_cpu_blocks,
-            block_size=layout.block_size,
-            block_bytes=layout.block_bytes,
-            log=self.manager.log,
-            cached_here=lambda digest: pool.find(digest) is not None,
+            capacity.num_cpu_blocks, manager=self.manager, block_bytes=capacity.layout.block_bytes
         )
         self.manager.attach_tier(tier)
         return tier

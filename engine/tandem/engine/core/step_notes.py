@@ -9,7 +9,7 @@ from tandem.engine.scheduler.scheduler import Scheduler
 from tandem.engine.scheduler.stats import PrefillRate, PromptLoad
 from tandem.engine.step import SchedulerOutput
 from tandem.engine.timing import cost_behind
-from tandem.protocol.card import KVLayout
+from tandem.protocol.card import KVKind, KVLayout
 from tandem.protocol.messages import DecodeBatch, StepTimes
 
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -36,43 +36,54 @@ class StepCosts:
         layer = attention + 3 * facts.hidden_size * facts.intermediate_size
         self._linear = facts.num_layers * layer
         self._head = facts.hidden_size * facts.vocab_size
-        self._attention = 4 * facts.num_layers * heads
-        """Operations for a token and a position that it attends."""
         size = _BYTES[dtype]
         each = size if facts.quantization is None else _FP8_BYTES
         self._layer_bytes = self._linear * each
         self._head_bytes = self._head * size
-        self._window = facts.sliding_window
-        self._kv_bytes = layout.block_bytes / layout.block_size
+        attended = [each for each in facts.kinds if each in (KVKind.FULL, KVKind.WINDOW)]
+        self._attention = 4 * len(attended) * heads
+        """Operations for a token and a position that it attends in all layers."""
+        share = 1 / max(1, len(attended))
+        self._windows = [
+            (window, attended.count(kind) * share)
+            for kind, window in ((KVKind.FULL, None), (KVKind.WINDOW, facts.sliding_window))
+            if kind in attended
+        ]
+        """Windows of the layers, and the share of the attending layers with each."""
+        self._kv_bytes = sum(each.token_bytes for each in layout.groups)
 
     @property
     def steepness(self) -> float:
         """Return the attention's operations per attended position over a token's other operations:
         the growth of a token's time with each token before it. 0 if a window bounds the positions.
         """
-        return 0.0 if self._window is not None else self._attention / (2 * self._linear)
+        full = sum(share for window, share in self._windows if window is None)
+        return full * self._attention / (2 * self._linear)
 
     def of(self, plan: SchedulerOutput) -> StepCost:
         if not plan.rows:
             return StepCost(0.0, 0.0, 0.0)
-        tokens = draws = seen = read = 0
+        tokens = draws = 0
+        seen = read = 0.0
         for row in plan.rows:
             count, before = row.num_scheduled_tokens, row.num_computed
             tokens += count
             draws += bool(row.sample_choices)
-            seen += self._pairs(before, count)
-            read += before if self._window is None else min(before, self._window)
+            for window, share in self._windows:
+                seen += share * _pairs(before, count, window)
+                read += share * (before if window is None else min(before, window))
         flops = 2.0 * (tokens * self._linear + draws * self._head) + seen * self._attention
         weights = self._layer_bytes + (self._head_bytes if draws else 0)
         return StepCost(flops, weights + read * self._kv_bytes, tokens * self._kv_bytes)
 
-    def _pairs(self, before: int, count: int) -> int:
-        last = before + count
-        if self._window is None or last <= self._window:
-            return count * before + count * (count + 1) // 2
-        whole = max(0, min(count, self._window - before))
-        """Tokens whose window still begins at the sequence's start."""
-        return whole * before + whole * (whole + 1) // 2 + (count - whole) * self._window
+
+def _pairs(before: int, count: int, window: int | None) -> int:
+    last = before + count
+    if window is None or last <= window:
+        return count * before + count * (count + 1) // 2
+    whole = max(0, min(count, window - before))
+    """Tokens whose window still begins at the sequence's start."""
+    return whole * before + whole * (whole + 1) // 2 + (count - whole) * window
 
 
 class Learned(TypedDict):

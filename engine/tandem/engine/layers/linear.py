@@ -10,19 +10,22 @@ from torch.nn.functional import embedding, layer_norm
 
 from tandem.engine.loader import Weights
 from tandem.engine.quant import LinearMethod, LinearPart, Product, Rows
+from tandem.kernels.activation import Gate
 from tandem.kernels.norm import add_layer_norm, rms_norm
 
 
 class Embedding:
-    """Rows of a table by token id."""
+    """Rows of a table by token id, maybe times a factor."""
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Tensor, factor: float | None = None) -> None:
         """``weight`` [vocabulary, hidden]; may be in a mapped file."""
         self.weight = weight
+        self._factor = factor
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """Return [tokens, hidden] of int64 [tokens], in new memory."""
-        return embedding(token_ids, self.weight)
+        found = embedding(token_ids, self.weight)
+        return found if self._factor is None else found.mul_(self._factor)
 
 
 class RMSNorm:
@@ -85,9 +88,11 @@ class Linear:
     def of_norm(self, x: Tensor, norm: RMSNorm, rows: Rows | None = None) -> Tensor:
         return self._product.of_norm(x, norm.weight, norm.eps, rows)
 
-    def gated_of_norm(self, x: Tensor, norm: RMSNorm, rows: Rows | None = None) -> Tensor:
-        """Return silu(gate) * up of the normed x; this layer's outputs are gate, then up."""
-        return self._product.gated_of_norm(x, norm.weight, norm.eps, rows)
+    def gated_of_norm(
+        self, x: Tensor, norm: RMSNorm, rows: Rows | None = None, gate: Gate = Gate.SILU
+    ) -> Tensor:
+        """Return gate(first) * second of the normed x; this layer's outputs are two halves."""
+        return self._product.gated_of_norm(x, norm.weight, norm.eps, rows, gate)
 
 
 class LMHead:

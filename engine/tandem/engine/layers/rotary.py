@@ -1,4 +1,5 @@
-"""Angles of rotary position embedding, with transformers' scalings.
+"""Angles of rotary position embedding of heads or of their first part, with transformers'
+scalings.
 
 Default, linear (Chen et al. 2023), dynamic NTK, yarn (Peng et al. 2023) and llama3. A step computes
 the angles of its positions once; a GPU reads them from a table.
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tandem.engine.config import ModelFacts, RopeFacts
 from tandem.kernels.rotary_kv import Rotation
@@ -27,15 +29,13 @@ class Rotary:
     def __init__(self, facts: ModelFacts, *, dtype: torch.dtype, device: torch.device) -> None:
         """``dtype`` is that of q and k; angles are computed in float32."""
         rope = facts.rope
-        if rope.kind not in _SCALINGS or rope.partial != 1.0:
-            raise InvalidParameter(
-                "config.json: rope_parameters",
-                {"rope_type": rope.kind, "partial_rotary_factor": rope.partial},
-                f"rope_type one of {', '.join(_SCALINGS)}, over the whole head",
-            )
+        if rope.kind not in _SCALINGS:
+            allowed = f"one of {', '.join(_SCALINGS)}"
+            raise InvalidParameter("config.json: rope_parameters.rope_type", rope.kind, allowed)
         inverse, factor = _SCALINGS[rope.kind](facts)
         self._inverse = inverse.to(device)
         self._factor = factor
+        self._unrotated = (facts.head_dim - rotated_dim(facts)) // 2
         self._dynamic = _Dynamic(facts, device) if rope.kind == "dynamic" else None
         self._dtype = dtype
         self._table: Tensor | None = None
@@ -48,7 +48,11 @@ class Rotary:
         self._table = torch.cat(self._angles(positions), -1)
 
     def __call__(self, positions: Tensor) -> Rotation:
-        """Return cos and signed sin of int64 ``positions`` [tokens], each [tokens, head_dim]."""
+        """Return cos and signed sin of int64 ``positions`` [tokens], each [tokens, head_dim].
+
+        Each half of a head has its rotated numbers first (``rotary_order``); others are kept as
+        they are, by cos 1 and sin 0.
+        """
         if self._table is None:
             return self._angles(positions)
         found = self._table.index_select(0, positions)
@@ -58,17 +62,36 @@ class Rotary:
         at = positions.to(torch.float32).unsqueeze(1)
         angles = at * (self._inverse if self._dynamic is None else self._dynamic.inverse(at))
         cos, sin = angles.cos().mul_(self._factor), angles.sin().mul_(self._factor)
+        if self._unrotated:
+            cos, sin = pad(cos, (0, self._unrotated), value=1.0), pad(sin, (0, self._unrotated))
         return Rotation(
             cos=torch.cat((cos, cos), -1).to(self._dtype),
             sin=torch.cat((-sin, sin), -1).to(self._dtype),
         )
 
 
+def rotated_dim(facts: ModelFacts) -> int:
+    """Return how many numbers of a head are rotated, the first ones."""
+    return int(facts.head_dim * facts.rope.partial)
+
+
+def rotary_order(facts: ModelFacts) -> Tensor:
+    """Return int64 [head_dim]: the checkpoint's number at each place of a head in memory.
+
+    The op rotates number i with i + head_dim / 2, the checkpoint's layers i with i + rotated / 2. Q
+    and k are kept in one order, which leaves their products as they are.
+    """
+    dim, half = facts.head_dim, rotated_dim(facts) // 2
+    middle = dim // 2 + half
+    ranges = ((0, half), (2 * half, middle), (half, 2 * half), (middle, dim))
+    return torch.cat([torch.arange(*each) for each in ranges])
+
+
 class _Dynamic:
     """Frequencies by position: plain up to the trained length, stretched beyond."""
 
     def __init__(self, facts: ModelFacts, device: torch.device) -> None:
-        dim = facts.head_dim
+        dim = rotated_dim(facts)
         self._base = facts.rope.theta
         self._trained = facts.max_position_embeddings
         self._stretch = float(_number(facts.rope, "factor"))
@@ -83,7 +106,8 @@ class _Dynamic:
 
 
 def _plain(facts: ModelFacts) -> Tensor:
-    exponents = torch.arange(0, facts.head_dim, 2).float() / facts.head_dim
+    dim = rotated_dim(facts)
+    exponents = torch.arange(0, dim, 2).float() / dim
     return 1.0 / facts.rope.theta**exponents
 
 
@@ -107,7 +131,7 @@ def _llama3(facts: ModelFacts) -> tuple[Tensor, float]:
 
 
 def _yarn(facts: ModelFacts) -> tuple[Tensor, float]:
-    rope, dim = facts.rope, facts.head_dim
+    rope, dim = facts.rope, rotated_dim(facts)
     trained = _number(rope, "original_max_position_embeddings", facts.max_position_embeddings)
     factor = _number(rope, "factor", facts.max_position_embeddings / trained)
 

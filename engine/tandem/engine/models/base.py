@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tandem.engine.attention import AttentionBackend, Metadata, StepSequences, WholePrompts
 from tandem.engine.layers.rotary import Rotary
+from tandem.kernels.gated_delta import Spans
 from tandem.kernels.rotary_kv import Rotation, SlotMapping
 
 
@@ -43,21 +44,25 @@ class StepContext:
     """State that the layers of one step share. Angles and metadata are made when first requested:
     the device is busy by then."""
 
-    rotary: Rotary | None
-    """None if positions have a table."""
+    rotaries: Sequence[Rotary]
+    """Rotary embeddings of the layers; empty if positions have a table."""
     positions: Tensor
     """int64 [tokens]."""
     slot_mapping: SlotMapping
+    """Its blocks are [groups, tokens]."""
     attention: AttentionBackend
     sequences: StepSequences
     kv: Sequence[Tensor]
-    """Per layer, its view of the KV cache: [num_blocks, 2, kv_heads, block_size, head_dim]."""
+    """Per layer, its view of the KV cache: [num_blocks, 2, kv_heads, block_size, head_dim]; of
+    states float32 [num_blocks, heads, numbers]."""
     token_types: Tensor | None = None
     """Token types, int64 [tokens]; None if all are 0, or the model has no types."""
     embedded: EmbeddedTokens | None = None
     """Tokens with vectors, for decoders; None if every token has an id."""
     on_last_layers: LastLayersQueued | None = None
     """Callback of decoders."""
+    _rotations: dict[int, Rotation] = field(default_factory=dict)
+    _metadata: dict[int, Metadata] = field(default_factory=dict)
 
     @cached_property
     def rows(self) -> TokenRows:
@@ -66,14 +71,31 @@ class StepContext:
     def rows_at(self, index: Tensor) -> TokenRows:
         return TokenRows(self.positions, self.sequences, index)
 
-    @cached_property
-    def rotation(self) -> Rotation:
-        assert self.rotary is not None, "a model without one asks for no rotation"
-        return self.rotary(self.positions)
+    def rotation(self, number: int) -> Rotation:
+        """Return the angles of the step's tokens by one of the ``rotaries``."""
+        found = self._rotations.get(number)
+        if found is None:
+            found = self._rotations[number] = self.rotaries[number](self.positions)
+        return found
+
+    def metadata(self, group: int) -> Metadata:
+        """Return the attention's metadata for the layers of a group."""
+        found = self._metadata.get(group)
+        if found is None:
+            found = self._metadata[group] = self.attention.plan(self.sequences, group)
+        return found
+
+    def slots(self, group: int) -> SlotMapping:
+        """Return the slots of the step's tokens in the blocks of a group."""
+        return SlotMapping(self.slot_mapping.blocks[group], self.slot_mapping.offsets)
 
     @cached_property
-    def metadata(self) -> Metadata:
-        return self.attention.plan(self.sequences)
+    def spans(self) -> Spans:
+        """Return the tokens of each row, for layers with states."""
+        step = self.sequences
+        return Spans.of(
+            step.num_decodes, step.chunk_cu_seqlens_q, step.seq_lens, step.max_query_len
+        )
 
     @cached_property
     def prompts(self) -> WholePrompts:
@@ -122,8 +144,8 @@ class CausalModel(Protocol):
     """A model of one rank: a decoder, or an encoder, which has no logits."""
 
     @property
-    def rotary(self) -> Rotary | None:
-        """Return the rotary embedding of queries and keys; None if positions have a table."""
+    def rotaries(self) -> Sequence[Rotary]:
+        """Return the rotary embeddings of queries and keys; none if positions have a table."""
         ...
 
     def forward(self, token_ids: Tensor, step: StepContext, rows: Tensor | None) -> Tensor:

@@ -7,6 +7,7 @@ weights may fold it in.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,8 +18,33 @@ from tandem.engine.layers.linear import Embedding, Linear, LMHead, RMSNorm
 from tandem.engine.layers.rotary import Rotary
 from tandem.engine.models.base import StepContext
 from tandem.engine.quant import Rows
+from tandem.kernels.activation import Gate
+from tandem.kernels.attention.batch import Scores
 from tandem.kernels.rotary_kv import QKNorm, Rotation, rotary_kv, rotary_q
+from tandem.protocol.card import KVKind
 from tandem.protocol.pooling import Activation
+
+
+class Mixer(Protocol):
+    """Part of a layer that passes data between tokens."""
+
+    @property
+    def kind(self) -> KVKind:
+        """Return the kind of its KV."""
+        ...
+
+    @property
+    def out(self) -> Linear:
+        """Return the projection back to the stream."""
+        ...
+
+    def __call__(self, stream: Tensor, norm: RMSNorm, step: StepContext) -> Tensor:
+        """Write the step's KV; return [tokens, width of ``out``] of the normed stream."""
+        ...
+
+    def of_rows(self, stream: Tensor, norm: RMSNorm, step: StepContext, rows: Tensor) -> Tensor:
+        """Write the step's KV; return the result of ``rows`` [num_logits] only."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +52,11 @@ class Attention:
     """Projection, rotation and KV write, attention, projection back."""
 
     index: int
+    group: int
+    """Number of its group of the KV layout."""
+    scores: Scores
+    rope: int
+    """Number of its rotary embedding."""
     qkv: Linear
     parts: tuple[Linear, Linear] | None
     """``qkv`` cut into q, and k and v; None if its form cannot be cut."""
@@ -33,15 +64,20 @@ class Attention:
     head_dim: int
     qk_norm: QKNorm | None
 
+    @property
+    def kind(self) -> KVKind:
+        return KVKind.FULL if self.scores.window is None else KVKind.WINDOW
+
     def __call__(self, stream: Tensor, norm: RMSNorm, step: StepContext) -> Tensor:
         """Return the attention of the normed stream [tokens, hidden] before ``out``: [tokens, heads
         * head_dim]."""
         q = self._write(self.qkv.of_norm(stream, norm, step.rows), step)
-        return step.attention.forward(q, step.kv[self.index], step.metadata).flatten(1)
+        meta = step.metadata(self.group)
+        return step.attention.forward(q, step.kv[self.index], meta, self.scores).flatten(1)
 
     def of_rows(self, stream: Tensor, norm: RMSNorm, step: StepContext, rows: Tensor) -> Tensor:
         """Write the KV of all tokens; return the attention of ``rows`` [num_logits] only."""
-        queries = step.metadata.logits_rows
+        queries = step.metadata(self.group).logits_rows
         if queries is None:
             return self(stream, norm, step).index_select(0, rows)
         normed = norm(stream)
@@ -51,17 +87,19 @@ class Attention:
             of_q, of_kv = self.parts
             self._write(of_kv(normed, step.rows), step)
             q = self._heads(of_q(normed.index_select(0, rows), step.rows_at(rows)))
-            rotation = Rotation(*(each.index_select(0, rows) for each in step.rotation))
+            angles = step.rotation(self.rope)
+            rotation = Rotation(*(each.index_select(0, rows) for each in angles))
             q = rotary_q(q, rotation, self.qk_norm)
         if not rows.shape[0]:
             return q.flatten(1)
-        return step.attention.forward(q, step.kv[self.index], queries).flatten(1)
+        return step.attention.forward(q, step.kv[self.index], queries, self.scores).flatten(1)
 
     def _write(self, projected: Tensor, step: StepContext) -> Tensor:
         """Write KV of [tokens, (heads + 2 * kv_heads) * head_dim]; return q [tokens, heads,
         head_dim]."""
-        kv = step.kv[self.index]
-        return rotary_kv(self._heads(projected), kv, step.rotation, step.slot_mapping, self.qk_norm)
+        kv, rotation = step.kv[self.index], step.rotation(self.rope)
+        slots = step.slots(self.group)
+        return rotary_kv(self._heads(projected), kv, rotation, slots, self.qk_norm)
 
     def _heads(self, projected: Tensor) -> Tensor:
         return projected.view(len(projected), projected.shape[1] // self.head_dim, self.head_dim)
@@ -69,32 +107,56 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class MLP:
-    """down(silu(gate(x)) * up(x))."""
+    """down(activation(gate(x)) * up(x))."""
 
     gate_up: Linear
     down: Linear
+    gate: Gate = Gate.SILU
 
     def __call__(self, stream: Tensor, norm: RMSNorm, rows: Rows) -> Tensor:
         """Add the MLP's output for the normed stream to the stream [tokens, hidden]."""
-        return self.down.add_to(stream, self.gate_up.gated_of_norm(stream, norm, rows), rows)
+        return self.down.add_to(stream, self.inner(stream, norm, rows), rows)
+
+    def inner(self, stream: Tensor, norm: RMSNorm, rows: Rows) -> Tensor:
+        """Return the input of ``down`` for the normed stream: [tokens, width of ``down``]."""
+        return self.gate_up.gated_of_norm(stream, norm, rows, self.gate)
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One block of the decoder."""
+class DecoderLayer(Protocol):
+    """One block of a decoder."""
 
-    input_norm: RMSNorm
-    attention: Attention
-    post_norm: RMSNorm
-    mlp: MLP
+    @property
+    def kind(self) -> KVKind:
+        """Return the kind of its KV."""
+        ...
 
     def __call__(self, stream: Tensor, step: StepContext) -> Tensor:
         """Add to the stream [tokens, hidden]."""
-        return self._add(stream, self.attention(stream, self.input_norm, step), step.rows)
+        ...
 
     def of_rows(self, stream: Tensor, step: StepContext, rows: Tensor) -> Tensor:
         """Write the KV of the whole stream; return its ``rows`` [num_logits] with the layer's
         output added."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Block with a norm before its mixer and one before its MLP."""
+
+    input_norm: RMSNorm
+    attention: Mixer
+    post_norm: RMSNorm
+    mlp: MLP
+
+    @property
+    def kind(self) -> KVKind:
+        return self.attention.kind
+
+    def __call__(self, stream: Tensor, step: StepContext) -> Tensor:
+        return self._add(stream, self.attention(stream, self.input_norm, step), step.rows)
+
+    def of_rows(self, stream: Tensor, step: StepContext, rows: Tensor) -> Tensor:
         attended = self.attention.of_rows(stream, self.input_norm, step, rows)
         stream = stream.index_select(0, rows)
         return self._add(stream, attended, step.rows_at(rows)) if rows.shape[0] else stream
@@ -110,10 +172,10 @@ class Decoder:
 
     facts: ModelFacts
     embedding: Embedding
-    layers: tuple[Layer, ...]
+    layers: tuple[DecoderLayer, ...]
     norm: RMSNorm
     head: LMHead
-    rotary: Rotary
+    rotaries: tuple[Rotary, ...]
     stream_dtype: torch.dtype
     """Type of the residual stream: that of the weights, or float32."""
     classifier: Tensor | None = None
@@ -137,8 +199,11 @@ class Decoder:
         return self.norm(stream)
 
     def shortened(self, layers: int) -> Decoder:
-        """Keep the last layer, which differs from the others (``Layer.of_rows``)."""
-        return replace(self, layers=self.layers[-layers:])
+        """Keep the last layer, which differs from the others (``of_rows``), and of those at least
+        one of each kind."""
+        of_kind = {layer.kind: i for i, layer in enumerate(self.layers[:-1])}
+        kept = {*range(len(self.layers))[-layers:], *of_kind.values()}
+        return replace(self, layers=tuple(self.layers[i] for i in sorted(kept)))
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)

@@ -5,7 +5,7 @@ BERT's layers (Devlin et al., 2018). A prompt is computed whole in one step; not
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Self
@@ -107,8 +107,8 @@ class Encoder:
     """Projection of states to tokens' vectors, float32 [values, hidden]; None keeps the states."""
 
     @property
-    def rotary(self) -> Rotary | None:
-        return None
+    def rotaries(self) -> Sequence[Rotary]:
+        return ()
 
     def forward(self, token_ids: Tensor, step: StepContext, rows: Tensor | None) -> Tensor:
         stream = self.embeddings(token_ids, step)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Self, cast
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from tandem.engine.config import ModelFacts
 from tandem.engine.config.families import check_servable, family_of
+from tandem.engine.config.layout import layer_groups
 from tandem.engine.layers.linear import (
     Embedding,
     Linear,
@@ -24,7 +26,9 @@ from tandem.engine.models.decoder import (
     MLP,
     Attention,
     Decoder,
+    DecoderLayer,
     Layer,
+    Mixer,
 )
 from tandem.engine.quant import (
     LinearMethod,
@@ -33,13 +37,19 @@ from tandem.engine.quant import (
     method_of,
     select_method,
 )
+from tandem.kernels.activation import Gate
+from tandem.kernels.attention.batch import Scores
 from tandem.kernels.rotary_kv import QKNorm
+from tandem.protocol.card import KVKind
 
 DERIVED = ("*.rotary_emb.inv_freq", "*.attn.bias", "*.masked_bias")
 """Tensors in some checkpoints that follow from config.json."""
 PREFIX = "model."
 NARROW = 2048
 """Hidden size up to which the residual stream is float32; see docs/performance.md."""
+
+
+_GATES = {"silu": Gate.SILU, "swish": Gate.SILU, "gelu_pytorch_tanh": Gate.GELU_TANH}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +62,17 @@ class DecoderBuilder:
     """Method of the form that the checkpoint's layers have."""
     plain: PlainMethod
     """Method of weights that are plain in any form: the head's."""
+    groups: Mapping[int, int]
+    """Group of the KV layout by layer."""
 
     @classmethod
     def of(cls, facts: ModelFacts, weights: Weights) -> Self:
         """Return a builder with the form of weights that checkpoint and device have."""
         plain = select_method(weights.device, weights.dtype)
-        return cls(facts, weights, method_of(facts.quantization, plain, weights.device), plain)
+        method = method_of(facts.quantization, plain, weights.device)
+        groups = layer_groups(facts, block_size=1, dtype="float32")
+        numbers = {layer: i for i, each in enumerate(groups) for layer in each.layers}
+        return cls(facts, weights, method, plain, numbers)
 
     @property
     def prefix(self) -> str:
@@ -83,11 +98,11 @@ class DecoderBuilder:
             classifier = rows[:1] - rows[1:].sum(0)
         model = Decoder(
             facts=facts,
-            embedding=Embedding(table),
+            embedding=self.embedding(table),
             layers=layers,
             norm=norm,
             head=LMHead(Linear(self.plain.hold(head, None))),
-            rotary=Rotary(facts, dtype=weights.dtype, device=weights.device),
+            rotaries=self.rotaries(),
             stream_dtype=torch.float32 if facts.hidden_size <= NARROW else weights.dtype,
             classifier=classifier,
         )
@@ -95,7 +110,26 @@ class DecoderBuilder:
         weights.check_all_used(ignore=(*DERIVED, *copies))
         return model
 
-    def layer(self, index: int) -> Layer:
+    def rotaries(self) -> tuple[Rotary, ...]:
+        """Return the rotary embeddings: that of the model, then that of its windows if it has
+        one."""
+        facts = [self.facts]
+        if self.facts.local_rope is not None:
+            facts.append(replace(self.facts, rope=self.facts.local_rope))
+        dtype, device = self.weights.dtype, self.weights.device
+        return tuple(Rotary(each, dtype=dtype, device=device) for each in facts)
+
+    def scores(self, index: int) -> Scores:
+        """Return how layer ``index`` scores its keys."""
+        facts = self.facts
+        window = facts.sliding_window if facts.kinds[index] is KVKind.WINDOW else None
+        scale = facts.attention_scale
+        return Scores(facts.head_dim**-0.5 if scale is None else scale, window)
+
+    def embedding(self, table: Tensor) -> Embedding:
+        return Embedding(table)
+
+    def layer(self, index: int) -> DecoderLayer:
         prefix = f"{self.prefix}layers.{index}"
         hidden = self.facts.hidden_size
         return Layer(
@@ -105,31 +139,41 @@ class DecoderBuilder:
             mlp=self.mlp(f"{prefix}.mlp"),
         )
 
-    def attention(self, index: int, prefix: str) -> Attention:
+    def attention(self, index: int, prefix: str) -> Mixer:
         """Return the attention of layer ``index``, whose tensors begin with ``prefix``."""
         facts = self.facts
-        hidden, dim = facts.hidden_size, facts.head_dim
-        outs = {"q": facts.num_heads * dim, "k": facts.num_kv_heads * dim}
+        outs = {"q": facts.num_heads * facts.head_dim, "k": facts.num_kv_heads * facts.head_dim}
         outs["v"] = outs["k"]
-        qk_norm = None
-        if facts.qk_norm:
-            q, k = (self.vector(f"{prefix}.{each}_norm.weight", dim) for each in "qk")
-            qk_norm = QKNorm(q, k, facts.rms_norm_eps)
         qkv = self.linear(
             {f"{prefix}.{each}_proj": out for each, out in outs.items()},
-            hidden,
+            facts.hidden_size,
             bias=facts.attention_bias,
         )
+        return self.attention_by(qkv, index, prefix)
+
+    def attention_by(self, qkv: Linear, index: int, prefix: str) -> Attention:
+        """Return the attention with a projection to q, k and v."""
+        facts = self.facts
+        width = facts.num_heads * facts.head_dim
+        local = facts.local_rope is not None and facts.kinds[index] is KVKind.WINDOW
         return Attention(
             index=index,
+            group=self.groups[index],
+            scores=self.scores(index),
+            rope=int(local),
             qkv=qkv,
-            parts=qkv.split(outs["q"]),
+            parts=qkv.split(width),
             out=self.linear(
-                {f"{prefix}.o_proj": hidden}, outs["q"], bias=facts.attention_output_bias
+                {f"{prefix}.o_proj": facts.hidden_size}, width, bias=facts.attention_output_bias
             ),
-            head_dim=dim,
-            qk_norm=qk_norm,
+            head_dim=facts.head_dim,
+            qk_norm=self.qk_norm(prefix) if facts.qk_norm else None,
         )
+
+    def qk_norm(self, prefix: str) -> QKNorm:
+        dim = self.facts.head_dim
+        q, k = (self.vector(f"{prefix}.{each}_norm.weight", dim) for each in "qk")
+        return QKNorm(q, k, self.facts.rms_norm_eps)
 
     def mlp(self, prefix: str) -> MLP:
         facts = self.facts
@@ -138,6 +182,7 @@ class DecoderBuilder:
         return MLP(
             gate_up=self.linear(gate_up, facts.hidden_size, bias=bias),
             down=self.linear({f"{prefix}.down_proj": facts.hidden_size}, inner, bias=bias),
+            gate=_GATES[facts.hidden_act],
         )
 
     def linear(self, parts: dict[str, int], width: int, *, bias: bool) -> Linear:
@@ -151,6 +196,15 @@ class DecoderBuilder:
     def vector(self, name: str, width: int) -> Tensor:
         """Return a small tensor in its own memory, so that no file stays mapped for it."""
         return self.weights.get(name, (width,)).clone()
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetNormBuilder(DecoderBuilder):
+    """Builder of a decoder whose norms multiply by 1 + weight."""
+
+    def vector(self, name: str, width: int) -> Tensor:
+        """Return 1 + weight, added in float32 and rounded once."""
+        return (self.weights.get(name, (width,), dtype=torch.float32) + 1).to(self.weights.dtype)
 
 
 def load_model(facts: ModelFacts, weights: Weights) -> CausalModel:

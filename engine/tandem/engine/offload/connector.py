@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tandem.engine.cache.block_pool import BlockEventLog
+from tandem.engine.cache.manager import KVCacheManager
 from tandem.engine.request import Request
 from tandem.engine.scheduler.connector import (
     Event,
@@ -24,7 +24,7 @@ from tandem.engine.scheduler.connector import (
 from tandem.engine.step import BlockLoad, BlockTransfers, TransferReport
 from tandem.protocol.errors import Refusal
 from tandem.protocol.ids import BlockHash, RequestKey
-from tandem.protocol.kv import Fence, FirstToken, Loaded, Released
+from tandem.protocol.kv import BlockTables, Fence, FirstToken, Loaded, Released
 
 
 class LRUBlocks:
@@ -144,7 +144,8 @@ class _Load:
     key: RequestKey
     hosts: list[int]
     """Pinned until the load ends."""
-    hashes: list[BlockHash]
+    keys: list[BlockHash]
+    num_tokens: int
     let_go: bool = False
     """Whether the request has ended and left its blocks here."""
 
@@ -156,23 +157,21 @@ class OffloadConnector:
         self,
         num_blocks: int,
         *,
-        block_size: int,
+        manager: KVCacheManager,
         block_bytes: int,
-        log: BlockEventLog,
-        cached_here: Callable[[BlockHash], bool],
     ) -> None:
-        """``log`` receives the hashes for routers; ``cached_here`` returns whether a hash is cached
-        without this tier."""
+        """``manager`` finds prefixes, and its log receives the hashes for routers."""
         self.stats = OffloadStats(block_bytes)
         self._blocks = LRUBlocks(num_blocks)
-        self._block_size = block_size
-        self._log = log
-        self._cached_here = cached_here
+        self._manager = manager
+        self._log = manager.log
         self._stores: dict[int, int] = {}
         """Host block to device block, for the next step."""
         self._loads: list[BlockLoad] = []
         self._offered: list[int] = []
         """Host blocks of ``lookup`` since the last step, pinned until the next."""
+        self._prefix = manager.groups.nothing
+        """Prefix of the last ``lookup``."""
         self._under_way: dict[int, _Load] = {}
         self._ticket_of: dict[RequestKey, int] = {}
         self._missed: set[RequestKey] = set()
@@ -228,43 +227,38 @@ class OffloadConnector:
         for a request of one sequence whose prompt is not scored."""
         if len(request.group.live) != 1 or request.key in self._missed:
             return _NOTHING
-        first = num_local // self._block_size
-        hosts = []
-        for digest in request.hashes_upto(request.max_cached_tokens // self._block_size)[first:]:
-            host = self._blocks.find(digest)
-            if host is None:
-                break
-            hosts.append(host)
-        if not hosts:
+        prefix = self._manager.find_prefix_with_tier(request, request.max_cached_tokens)
+        if prefix.num_tokens <= num_local:
             return _NOTHING
+        hosts = [self._host(key) for key, _, _ in self._manager.in_tier(request, prefix)]
         self._blocks.pin(hosts)
         self._offered += hosts
-        return Remote(Lookup.READY, (first + len(hosts)) * self._block_size, in_step=True)
+        self._prefix = prefix
+        return Remote(Lookup.READY, prefix.num_tokens, in_step=True)
 
-    def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
+    def begin_load(self, request: Request, tables: BlockTables, tokens: range) -> None:
         """Fill the request's blocks with the next step; call it directly after ``lookup``."""
-        size = self._block_size
-        span = slice(tokens.start // size, tokens.stop // size)
-        hashes = request.hashes_upto(span.stop)[span]
-        hosts = []
-        for digest in hashes:
-            host = self._blocks.find(digest)
-            assert host is not None, "what lookup offered is here until the next step"
-            self._blocks.touch(digest)
-            hosts.append(host)
+        keys, hosts, blocks = [], [], []
+        for key, group, index in self._manager.in_tier(request, self._prefix):
+            self._blocks.touch(key)
+            keys.append(key)
+            hosts.append(self._host(key))
+            blocks.append(tables[group][index])
         self._blocks.pin(hosts)
         self._tickets += 1
-        pairs = tuple(zip(hosts, block_ids[span], strict=True))
-        self._loads.append(BlockLoad(self._tickets, pairs))
-        self._under_way[self._tickets] = _Load(request.key, hosts, hashes)
+        self._loads.append(BlockLoad(self._tickets, tuple(zip(hosts, blocks, strict=True))))
+        self._under_way[self._tickets] = _Load(request.key, hosts, keys, len(tokens))
         self._ticket_of[request.key] = self._tickets
+
+    def _host(self, key: BlockHash) -> int:
+        host = self._blocks.find(key)
+        assert host is not None, "blocks that lookup offered are here until the next step"
+        return host
 
     def started(self, request: Request) -> None:
         """Do nothing."""
 
-    def computed(
-        self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
-    ) -> None:
+    def computed(self, request: Request, tables: BlockTables, tokens: range, done: Fence) -> None:
         """Do nothing: blocks are offloaded when the cache evicts them."""
 
     def first_tokens(
@@ -310,13 +304,13 @@ class OffloadConnector:
     def moved(self, report: TransferReport) -> None:
         for ticket in report.loaded:
             load = self._ended(ticket)
-            self.stats.hit_tokens += len(load.hashes) * self._block_size
+            self.stats.hit_tokens += load.num_tokens
             self._events.append(Released(load.key) if load.let_go else Loaded(load.key, ()))
         for ticket, why in report.failed:
             load = self._ended(ticket)
             logger.warning("%d blocks did not come back from host memory: %s", len(load.hosts), why)
             self.stats.num_failed_loads += 1
-            for digest in load.hashes:
+            for digest in load.keys:
                 self._forget(digest)
             if load.let_go:
                 self._events.append(Released(load.key))
@@ -335,5 +329,5 @@ class OffloadConnector:
             self._report_lost(digest)
 
     def _report_lost(self, digest: BlockHash) -> None:
-        if not self._cached_here(digest):
+        if self._manager.pool.find(digest) is None:
             self._log.removed(digest)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tandem.engine.loader import INPUTS, WHOLE, Shard, Weights
-from tandem.kernels.activation import silu_and_mul
+from tandem.kernels.activation import Gate, gated
 from tandem.kernels.norm import rms_norm
 
 
@@ -76,9 +76,14 @@ class Product(Protocol):
         ...
 
     def gated_of_norm(
-        self, x: Tensor, gain: Tensor, eps: float, rows: Rows | None = None
+        self,
+        x: Tensor,
+        gain: Tensor,
+        eps: float,
+        rows: Rows | None = None,
+        gate: Gate = Gate.SILU,
     ) -> Tensor:
-        """Return silu(first half) * second half of ``of_norm``: [tokens, out / 2]."""
+        """Return gate(first half) * second half of ``of_norm``: [tokens, out / 2]."""
         ...
 
     def part(self, outputs: slice) -> Product | None:
@@ -139,9 +144,14 @@ class ComposedProduct(ABC):
         return self(rms_norm(x, gain, eps), rows)
 
     def gated_of_norm(
-        self, x: Tensor, gain: Tensor, eps: float, rows: Rows | None = None
+        self,
+        x: Tensor,
+        gain: Tensor,
+        eps: float,
+        rows: Rows | None = None,
+        gate: Gate = Gate.SILU,
     ) -> Tensor:
-        return silu_and_mul(self.of_norm(x, gain, eps, rows))
+        return gated(self.of_norm(x, gain, eps, rows), gate)
 
     def part(self, outputs: slice) -> Product | None:
         """Return None: the form cannot be cut."""

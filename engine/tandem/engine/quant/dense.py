@@ -11,6 +11,7 @@ from tandem.engine.quant.base import (
     Product,
     Rows,
 )
+from tandem.kernels.activation import Gate
 from tandem.kernels.gemm import (
     linear,
     linear_add,
@@ -65,7 +66,8 @@ class PackedMethod(PlainMethod):
 
 
 class DenseProduct(ComposedProduct):
-    """A plain weight. With a bias, ops that cannot take one are composed."""
+    """A plain weight. With a bias, ops that cannot take one are composed; so are gates but
+    SiLU."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight = weight
@@ -87,10 +89,15 @@ class DenseProduct(ComposedProduct):
         return norm_linear(x, gain, eps, self._weight, self._bias)
 
     def gated_of_norm(
-        self, x: Tensor, gain: Tensor, eps: float, rows: Rows | None = None
+        self,
+        x: Tensor,
+        gain: Tensor,
+        eps: float,
+        rows: Rows | None = None,
+        gate: Gate = Gate.SILU,
     ) -> Tensor:
-        if self._bias is not None:
-            return super().gated_of_norm(x, gain, eps, rows)
+        if self._bias is not None or gate is not Gate.SILU:
+            return super().gated_of_norm(x, gain, eps, rows, gate)
         return norm_gated(x, gain, eps, self._weight)
 
     def part(self, outputs: slice) -> Product:

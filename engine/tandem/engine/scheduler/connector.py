@@ -15,7 +15,15 @@ from tandem.engine.request import Request
 from tandem.engine.step import BlockTransfers, TransferReport
 from tandem.protocol.errors import Refusal
 from tandem.protocol.ids import RequestKey
-from tandem.protocol.kv import Fence, FirstToken, Loaded, LoadFailed, Ready, Released
+from tandem.protocol.kv import (
+    BlockTables,
+    Fence,
+    FirstToken,
+    Loaded,
+    LoadFailed,
+    Ready,
+    Released,
+)
 
 
 class Lookup(Enum):
@@ -82,8 +90,8 @@ class KVConnector(Protocol):
         the cached."""
         ...
 
-    def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
-        """Start to load ``tokens`` into ``block_ids`` (the whole table, hits first). Called once.
+    def begin_load(self, request: Request, tables: BlockTables, tokens: range) -> None:
+        """Start to load ``tokens`` into ``tables`` (whole ones, by group, hits first). Called once.
 
         An empty range is a full hit: only token 1 is missing. Until ``Loaded`` or ``LoadFailed``
         the engine neither reads nor frees the blocks.
@@ -95,9 +103,7 @@ class KVConnector(Protocol):
         step. Called again after a preemption."""
         ...
 
-    def computed(
-        self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
-    ) -> None:
+    def computed(self, request: Request, tables: BlockTables, tokens: range, done: Fence) -> None:
         """Note prompt ``tokens`` computed by one step (a cached prefix is part of the first chunk).
         Maybe called before the step's result; nothing may be announced before ``done``."""
         ...

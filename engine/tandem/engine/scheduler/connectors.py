@@ -15,7 +15,7 @@ from tandem.engine.scheduler.connector import (
 from tandem.engine.scheduler.request_table import ABORT
 from tandem.protocol.errors import Refusal
 from tandem.protocol.ids import RequestKey
-from tandem.protocol.kv import Fence, FirstToken, Released
+from tandem.protocol.kv import BlockTables, Fence, FirstToken, Released
 
 _NOTHING = Remote(Lookup.NOTHING)
 
@@ -63,18 +63,16 @@ class Connectors:
             return chosen.lookup_again(request, num_local)
         return chosen.lookup(request, num_local)
 
-    def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
-        self._chosen[request.key].begin_load(request, block_ids, tokens)
+    def begin_load(self, request: Request, tables: BlockTables, tokens: range) -> None:
+        self._chosen[request.key].begin_load(request, tables, tokens)
 
     def started(self, request: Request) -> None:
         for each in self._all:
             each.started(request)
 
-    def computed(
-        self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
-    ) -> None:
+    def computed(self, request: Request, tables: BlockTables, tokens: range, done: Fence) -> None:
         for each in self._all:
-            each.computed(request, block_ids, tokens, done)
+            each.computed(request, tables, tokens, done)
 
     def first_tokens(
         self, request: Request, first: Sequence[FirstToken], finish: str | None

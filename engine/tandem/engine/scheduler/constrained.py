@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tandem.engine.cache.manager import KVCacheManager
 from tandem.engine.request import Request, RequestState
-from tandem.engine.step import SeqId, StepRow, TokenMasks
+from tandem.engine.step import NewBlocks, SeqId, StepRow, TokenMasks
 from tandem.protocol.errors import Refusal, TandemError
 
 MOST_DRAFTS = 128
@@ -25,13 +25,15 @@ class Held(NamedTuple):
 
     request: Request
     draft_token_ids: tuple[int, ...]
-    new_block_ids: tuple[int, ...]
+    new_block_ids: NewBlocks
 
 
 class Drafts:
     """Drafts that are proposed and not yet planned."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_states: bool = False) -> None:
+        """``has_states``: rejected drafts would stay in recurrent states, so none are taken."""
+        self._has_states = has_states
         self._proposed: dict[SeqId, tuple[Request, tuple[int, ...]]] = {}
 
     def __len__(self) -> int:
@@ -48,6 +50,7 @@ class Drafts:
         settled = request.num_output_placeholders == 0 and known - request.num_computed == 1
         tokens = tuple(token_ids[: request.max_len - known - 1])
         free = draws_several(request) and request.seq not in self._proposed
+        free = free and not self._has_states
         if not (decodes and settled and free and tokens):
             return False
         request.plan_limit = 0
@@ -114,13 +117,16 @@ EVERY_TOKEN = EveryToken()
 class Constrained:
     """Constrained requests of one engine."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_states: bool = False) -> None:
+        """``has_states``: no position is computed again, as its token would enter a recurrent state
+        twice. Requests are then planned only once their mask is made."""
+        self._has_states = has_states
         self._requests: dict[SeqId, Request] = {}
         self._slow: set[SeqId] = set()
         """Requests that were late at the last look: no step waits for them."""
-        self._late: dict[SeqId, tuple[Request, int, float]] = {}
+        self._late: dict[SeqId, tuple[Request, int, float | None]] = {}
         """Requests not planned before their next mask, each with its former limit and the start of
-        its wait by the engine's clock."""
+        its wait by the engine's clock; None until its last token is known."""
         self._drawing: list[Request] = []
         self._others_draw = False
         """Whether that step also samples for requests without a constraint."""
@@ -136,6 +142,8 @@ class Constrained:
         """Add a request with a constraint, whose next mask is being made."""
         request.enders = EVERY_TOKEN
         self._requests[request.seq] = request
+        if self._has_states:
+            self._hold(request, None)
 
     def remove(self, request: Request) -> None:
         del self._requests[request.seq]
@@ -150,6 +158,9 @@ class Constrained:
         drawing = [row.seq for row in rows if row.sample_choices]
         known = self._requests
         self._drawing = [known[seq] for seq in drawing if seq in known]
+        if self._has_states:
+            for request in self._drawing:
+                self._hold(request, None)
         self._others_draw = len(drawing) > len(self._drawing)
         return bool(self._drawing)
 
@@ -191,6 +202,8 @@ class Constrained:
             constraint = request.constraint
             if constraint is None or seq not in self._late:
                 continue  # it ended with another choice of its request
+            if request.num_output_placeholders:
+                continue  # its next mask follows from a token that is not known
             try:
                 ready = constraint.is_ready(max(0.0, until - time.monotonic()))
             except TandemError as error:
@@ -202,6 +215,8 @@ class Constrained:
                     yield request, None
                 else:
                     request.plan_limit = limit
+            elif since is None:
+                self._late[seq] = (request, limit, now)
             elif now - since >= MASK_SECONDS:
                 words = f"a format with masks made within {MASK_SECONDS:g} s per token"
                 yield request, constraint.refusal(words)
@@ -217,10 +232,23 @@ class Constrained:
         request.num_output_placeholders -= 1
         request.num_computed -= 1
         if request.seq in self._slow:
-            self._late[request.seq] = (request, request.plan_limit, now)
-            request.plan_limit = 0
-            request.constraint.call_when_ready()
+            self._hold(request, now)
         self._slow.add(request.seq)
+
+    def limit(self, request: Request, limit: int) -> None:
+        """Set a request's ``plan_limit``, if it waits for its mask after the wait."""
+        held = self._late.get(request.seq)
+        if held is None:
+            request.plan_limit = limit
+        else:
+            self._late[request.seq] = (request, limit, held[2])
+
+    def _hold(self, request: Request, now: float | None) -> None:
+        """Do not plan the request before its next mask is made."""
+        assert request.constraint is not None
+        self._late[request.seq] = (request, request.plan_limit, now)
+        request.plan_limit = 0
+        request.constraint.call_when_ready()
 
 
 def _is_made(request: Request) -> bool:

@@ -9,16 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tandem.engine.cache.manager import held_blocks
 from tandem.engine.scheduler.scheduler import Scheduler
 from tandem.protocol.ids import BlockHash, RequestKey
-from tandem.protocol.kv import Fence
+from tandem.protocol.kv import BlockTables, Fence, frozen
 
 
 @dataclass(frozen=True, slots=True)
 class Loan:
     """Blocks of a prompt's start; not written or freed before the key's ``Released``."""
 
-    block_ids: tuple[int, ...]
+    tables: BlockTables
+    """Blocks by group."""
+    num_tokens: int
     fence: Fence
     """Done when the blocks hold their content: a step in flight may write them."""
 
@@ -56,8 +59,8 @@ class CachedPrefixes:
         held = scheduler.request_table.held
         if scheduler.holds(key) or key in held:
             return None
-        blocks = scheduler.manager.lend(hashes)
-        if not blocks:
+        prefix = scheduler.manager.lend(hashes)
+        if not prefix.num_tokens:
             return None
-        held[key] = blocks
-        return Loan(tuple(blocks), scheduler.flow.behind_planned())
+        held[key] = held_blocks(prefix.tables)
+        return Loan(frozen(prefix.tables), prefix.num_tokens, scheduler.flow.behind_planned())

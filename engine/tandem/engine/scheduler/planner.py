@@ -19,13 +19,13 @@ from tandem.engine.scheduler.stats import note_preemption
 from tandem.engine.scheduler.updater import Chunk
 from tandem.engine.step import (
     BlockTransfers,
+    NewBlocks,
     NewSequence,
     SchedulerOutput,
     SpecTokens,
     StepRow,
 )
 from tandem.engine.timing import Chunks, MeasuredSteps, Padding, StepRoom
-from tandem.protocol.card import blocks_for
 from tandem.protocol.messages import DecodeBatch
 
 
@@ -42,7 +42,7 @@ class Shares:
         self._held_blocks: Counter[str] = Counter()
         for request in (*request_table.running, *request_table.loading.values()):
             self._held_seats[request.tenant] += 1
-            self._held_blocks[request.tenant] += len(request.block_ids)
+            self._held_blocks[request.tenant] += request.num_blocks
 
     def below(self) -> frozenset[str]:
         return frozenset(
@@ -57,7 +57,7 @@ class Shares:
 
         Each is preempted for another tenant at most once, so all requests end.
         """
-        need = blocks_for(len(needs.token_ids), self._request_table.manager.block_size)
+        need = self._request_table.manager.groups.num_blocks(len(needs.token_ids))
         if self._held_blocks[needs.tenant] + need > self._blocks:
             return None
         over = {
@@ -77,7 +77,7 @@ class Shares:
     def left(self, request: Request) -> None:
         """Count a sequence that is about to lose its seat and its blocks."""
         self._held_seats[request.tenant] -= 1
-        self._held_blocks[request.tenant] -= len(request.block_ids)
+        self._held_blocks[request.tenant] -= request.num_blocks
 
     def prompt_parts(self, running: Iterable[Request], budget: int) -> dict[str, int]:
         """Return the prompt tokens of each tenant in a step of ``budget``: equal parts, and the
@@ -90,7 +90,7 @@ class Shares:
         for tenant, tokens, first in self._request_table.waiting.wanted():
             if may_start:
                 hits = manager.find_cached_prefix(first, first.max_cached_tokens)
-                wanted[tenant] += max(1, tokens - len(hits) * manager.block_size)
+                wanted[tenant] += max(1, tokens - hits.num_tokens)
         parts: dict[str, int] = {}
         for number, (tenant, tokens) in enumerate(sorted(wanted.items(), key=lambda each: each[1])):
             parts[tenant] = min(tokens, budget // (len(wanted) - number))
@@ -113,6 +113,7 @@ class StepBuilder:
         "drafts",
         "drafts_left",
         "due",
+        "is_short",
         "new",
         "num_tokens",
         "parts",
@@ -136,6 +137,8 @@ class StepBuilder:
         """Sequences with one more full block to cache once the plan is final."""
         self.drafts: list[SpecTokens] = []
         self.drafts_left = MOST_DRAFTS
+        self.is_short = False
+        """Whether a prompt's chunk found too few blocks for its window."""
         self.parts: dict[str, int] | None = None
         """Prompt tokens left for each tenant, if several have some to compute."""
 
@@ -188,6 +191,8 @@ class Planner:
             self._schedule_prompt(builder, request)
         if not preempted:
             self._schedule_waiting(builder, now)
+        if builder.is_short and not (builder.decodes or builder.prompts):
+            self._preempt_last()
         return builder
 
     def _divide(self, builder: StepBuilder, shares: Shares, prompts: Sequence[Request]) -> None:
@@ -285,7 +290,7 @@ class Planner:
                 continue
             if budget <= owed or known >= request.plan_limit:
                 continue
-            added: tuple[int, ...] = ()
+            added: NewBlocks = ()
             if known > request.capacity:
                 room = self._manager.grow(request, known)
                 if room is None:
@@ -354,7 +359,7 @@ class Planner:
                 builder.due.append(request)
             builder.num_tokens += count
 
-    def _make_room(self, running: list[Request], index: int) -> tuple[int, ...] | None:
+    def _make_room(self, running: list[Request], index: int) -> NewBlocks | None:
         """Return blocks for ``running[index]``, taken from those after it; None if it was
         preempted."""
         request = running[index]
@@ -368,30 +373,39 @@ class Planner:
             if room is not None:
                 return room
 
+    def _preempt_last(self) -> None:
+        """Preempt the last sequence, so that an earlier one's window finds blocks."""
+        running = self._request_table.running
+        victim = choose_victim(running, 0)
+        if victim:
+            note_preemption(running[victim], self._now)
+            self._request_table.preempt(running.pop(victim))
+
     def _schedule_prompt(
         self, builder: StepBuilder, request: Request, most: int | None = None
     ) -> None:
-        remaining = request.num_uncomputed
-        alone = not builder.prompts and self._request_table.waiting.peek() is None
-        most = builder.budget if most is None or alone else min(builder.budget, most)
-        if builder.parts is not None:
-            most = min(most, builder.parts.get(request.tenant, 0))
-        if builder.room is not None:
-            most = builder.room.most(request.num_computed, min(most, remaining))
-        count = self._chunks.count(remaining, most, alone=alone)
+        count = self._chunk_tokens(builder, request, most)
         if count == 0 or request.plan_limit <= request.num_tokens:
             return
-        if not request.on_rank:
-            self._introduce(builder, request)
         start = request.num_computed
-        end = start + count
-        last = count == remaining
+        end, last = start + count, count == request.num_uncomputed
+        added: NewBlocks = ()
+        if end > request.capacity:
+            room = self._manager.grow(request, request.num_tokens)
+            if room is None:
+                builder.is_short = True
+                return
+            added = room
+        if not request.on_rank:
+            added = self._introduce(builder, request)
         choices = request.choices if last else ()
-        builder.prompts.append(StepRow(request.seq, start, count, (), choices))
+        builder.prompts.append(StepRow(request.seq, start, count, added, choices))
         builder.chunks.append((request, start, end, request.num_preemptions))
         if last and self._replay and request.num_output:
             self._replay_last(builder, request, count - 1)
         request.num_computed = end
+        if self._manager.groups.states and end % self._manager.block_size == 0:
+            self._manager.snapshot(request, end)
         request.num_output_placeholders += last
         if end >= request.cache_due:
             builder.due.append(request)
@@ -401,6 +415,29 @@ class Planner:
         if builder.room is not None:
             builder.room.take(start, count)
         builder.num_tokens += count
+
+    def _chunk_tokens(self, builder: StepBuilder, request: Request, most: int | None) -> int:
+        remaining = request.num_uncomputed
+        alone = not builder.prompts and self._request_table.waiting.peek() is None
+        most = builder.budget if most is None or alone else min(builder.budget, most)
+        if builder.parts is not None:
+            most = min(most, builder.parts.get(request.tenant, 0))
+        if builder.room is not None:
+            most = builder.room.most(request.num_computed, min(most, remaining))
+        count = self._chunks.count(remaining, most, alone=alone)
+        if not self._manager.groups.states:
+            return count
+        return self._cut_at_border(request, request.num_computed, count)
+
+    def _cut_at_border(self, request: Request, start: int, count: int) -> int:
+        """Return the tokens of a chunk that ends at a border of blocks, if it can: states are kept
+        there. An equal prompt begins at the last border before its end."""
+        size, end = self._manager.block_size, start + count
+        border = (request.num_prefill - 1) // size * size
+        if end > border:
+            return border - start if start < border else count
+        aligned = end // size * size
+        return aligned - start if aligned > start else count
 
     def _replay_last(self, builder: StepBuilder, request: Request, most: int) -> None:
         """Have the last chunk of a resumed sequence sample after its last ``most`` emitted tokens,
@@ -452,7 +489,7 @@ class Planner:
             return False
         request_table.waiting.pop()
         manager.start(request, hits, count)
-        request.num_computed = len(hits) * manager.block_size
+        request.num_computed = hits.num_tokens
         if request.group.scheduled is None:
             request.group.scheduled = now
             request.group.num_hit = request.num_computed  # a later choice finds what this computes
@@ -471,7 +508,7 @@ class Planner:
         stats.prompt_tokens += request.num_prefill
         stats.computed_tokens += request.num_prefill - request.num_computed
 
-    def _introduce(self, builder: StepBuilder, request: Request) -> tuple[int, ...]:
+    def _introduce(self, builder: StepBuilder, request: Request) -> NewBlocks:
         builder.new.append(request.as_new())
         request.on_rank = True
         return ()

@@ -7,9 +7,9 @@ given in one order (``Turns``). KV that comes within steps is loaded from the qu
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from enum import Enum
 
+from tandem.engine.cache.groups import CachedPrefix
 from tandem.engine.request import Order, Request, RequestState
 from tandem.engine.scheduler.connector import (
     ComposedConnector,
@@ -21,9 +21,8 @@ from tandem.engine.scheduler.connector import (
 )
 from tandem.engine.scheduler.request_table import RequestTable
 from tandem.engine.scheduler.updater import Updater
-from tandem.protocol.card import blocks_for
 from tandem.protocol.errors import FailCause
-from tandem.protocol.kv import Fence, Loaded, LoadFailed, Ready, Released
+from tandem.protocol.kv import Fence, Loaded, LoadFailed, Ready, Released, frozen
 
 
 class Turns:
@@ -40,7 +39,9 @@ class Turns:
         self._short: Order | None = None
         """Order of the first hand-off without room."""
 
-    def may_reserve(self, request: Request, hits: Sequence[int], count: int, extra: int) -> bool:
+    def may_reserve(
+        self, request: Request, hits: CachedPrefix, count: int, *, extra: int, num_loaded: int
+    ) -> bool:
         """Return whether a hand-off finds a seat, and room for ``count`` tokens and ``extra``
         blocks after all before it. False stays for later ones."""
         if self._short is not None:
@@ -49,7 +50,7 @@ class Turns:
         request_table = self._request_table
         claimed = extra + self._blocks
         room = self._seats < self._free_seats and request_table.manager.can_start(
-            hits, count, extra=claimed, keep_spare=request_table.busy
+            hits, count, extra=claimed, num_loaded=num_loaded, keep_spare=request_table.busy
         )
         if not room:
             self._short = request.order
@@ -70,7 +71,7 @@ class Turns:
             if self._seats >= self._free_seats or self._blocks > manager.num_free:
                 return
             self._seats += 1
-            self._blocks += blocks_for(len(self._next.token_ids), manager.block_size)
+            self._blocks += manager.groups.num_blocks(len(self._next.token_ids))
             self._next = next(self._queue, None)
 
 
@@ -127,7 +128,7 @@ class RemoteKV:
     def park(self, request: Request, *, comes: bool = True) -> None:
         """Park a request until its KV ``comes``, or else until it may be computed."""
         hits = self._manager.find_cached_prefix(request, request.num_prefill)
-        request.group.num_hit = len(hits) * self._manager.block_size
+        request.group.num_hit = hits.num_tokens
         request.state = RequestState.WAITING_FOR_REMOTE_KVS
         self._request_table.parked.add(request, comes=comes)
         self._to_ask[request.seq] = request
@@ -201,18 +202,18 @@ class RemoteKV:
         while self._to_load and self._to_load[0][0] <= updated and fence.done():
             _, request, tokens = self._to_load.popleft()
             if request.state is RequestState.LOADING:
-                self._connector.begin_load(request, tuple(request.block_ids), tokens)
+                self._connector.begin_load(request, frozen(request.block_tables), tokens)
         self.awaits_fence = bool(self._to_load) and self._to_load[0][0] <= updated
 
     def _may_ask(self, request: Request) -> bool:
-        request_table, manager, size = self._request_table, self._manager, self._manager.block_size
+        request_table, manager = self._request_table, self._manager
         if not self._turns.may_start(request):
             return False
         self._asked = [
             each for each in self._asked if each.state is RequestState.WAITING_FOR_REMOTE_KVS
         ]
         before = [each for each in self._asked if each.order < request.order]
-        asked = sum(blocks_for(each.num_prefill, size) + 1 for each in before)
+        asked = sum(manager.groups.num_blocks(each.num_prefill) + 1 for each in before)
         hits = manager.find_cached_prefix(request, request.max_cached_tokens)
         count = len(request.token_ids)
         return manager.can_start(hits, count, extra=asked, keep_spare=request_table.busy)
@@ -227,27 +228,28 @@ class RemoteKV:
         if connector is None or scored:  # the logits of every position are required
             return _NOTHING
         hits = self._manager.find_cached_prefix(request, request.max_cached_tokens)
-        return connector.lookup(request, len(hits) * self._manager.block_size)
+        return connector.lookup(request, hits.num_tokens)
 
     def _load_at_once(self, request: Request, remote: Remote) -> bool:
         request_table, manager = self._request_table, self._manager
         assert self._in_step is not None, "no connector loads KV within steps"
-        hits = manager.find_cached_prefix(request, request.max_cached_tokens)
+        local = manager.find_cached_prefix(request, request.max_cached_tokens).num_tokens
+        prefix = manager.find_prefix_with_tier(request, remote.num_tokens)
         count = len(request.token_ids)
-        if not manager.can_start(hits, count, keep_spare=request_table.busy):
+        if not manager.can_start(prefix, count, keep_spare=request_table.busy):
             return False
         request_table.waiting.pop()
-        manager.start(request, hits, count)
-        self._enter_loading(request, len(hits), remote.num_tokens)
-        tokens = range(len(hits) * manager.block_size, remote.num_tokens)
-        self._in_step.begin_load(request, tuple(request.block_ids), tokens)
+        manager.start(request, prefix, count)
+        self._enter_loading(request, local, remote.num_tokens)
+        tokens = range(local, remote.num_tokens)
+        self._in_step.begin_load(request, frozen(request.block_tables), tokens)
         return True
 
-    def _enter_loading(self, request: Request, num_hits: int, num_tokens: int) -> None:
+    def _enter_loading(self, request: Request, num_hit: int, num_tokens: int) -> None:
         self._request_table.loading[request.seq] = request
         request.state = RequestState.LOADING
         if request.num_preemptions == 0:
-            request.group.num_hit = num_hits * self._manager.block_size
+            request.group.num_hit = num_hit
         request.num_computed = num_tokens
 
     def _compute_here(self, request: Request) -> None:
@@ -273,16 +275,18 @@ class RemoteKV:
         room."""
         manager = self._manager
         count = request.num_prefill
-        fits = blocks_for(count, manager.block_size) < manager.pool.num_blocks
-        headroom = 1 if fits else 0
+        more = len(manager.groups.tables)
+        headroom = int(manager.groups.num_blocks(count) + more <= manager.pool.num_blocks)
         hits = manager.find_cached_prefix(request, min(count, remote.num_tokens))
-        if not self._turns.may_reserve(request, hits, count, headroom):
-            return False
-        manager.start(request, hits, count, extra=headroom)
-        self._unpark(request)
-        local = len(hits) * manager.block_size
+        local = hits.num_tokens
         tokens = range(local, max(local, remote.num_tokens))
-        self._enter_loading(request, len(hits), tokens.stop)
+        if not self._turns.may_reserve(
+            request, hits, count, extra=headroom * more, num_loaded=tokens.stop
+        ):
+            return False
+        manager.start(request, hits, count, extra=headroom, num_loaded=tokens.stop)
+        self._unpark(request)
+        self._enter_loading(request, local, tokens.stop)
         # The coming step may have to move earlier content of these blocks first.
         after = planned + 1 if self._in_step is not None and self._in_step.queued else planned
         self._to_load.append((after, request, tokens))

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 
 from tandem.base.fair_order import FairOrder
-from tandem.engine.cache.manager import KVCacheManager
+from tandem.engine.cache.manager import KVCacheManager, held_blocks
 from tandem.engine.request import (
     Order,
     Request,
@@ -269,8 +269,9 @@ class RequestTable:
         self.outbox = outbox
         self.connector = connector
         self.gates = gates if gates is not None else Gates()
-        self.constrained = Constrained()
-        self.drafts = Drafts()
+        has_states = bool(manager.groups.states)
+        self.constrained = Constrained(has_states=has_states)
+        self.drafts = Drafts(has_states=has_states)
         self.stats = StepStats()
         self.groups: dict[RequestKey, RequestGroup] = {}
         self.tenants: Counter[str] = Counter()
@@ -417,8 +418,8 @@ class RequestTable:
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless every block is free or held by a known owner."""
-        tables = [request.block_ids for request in self.by_seq.values()]
-        self.manager.check([*tables, *self.held.values()])
+        held = [held_blocks(each.block_tables) for each in self.by_seq.values() if each.num_blocks]
+        self.manager.check([*held, *self.held.values()])
 
     def check_count(self) -> None:
         """Check the number of blocks if no request is left, which is cheap."""

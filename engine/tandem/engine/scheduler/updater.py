@@ -16,7 +16,7 @@ from tandem.engine.scheduler.request_table import HANDED_OVER, RequestTable
 from tandem.engine.scheduler.stats import note_chunk
 from tandem.engine.step import DraftSampled, ModelRunnerOutput, Sampled, SeqId
 from tandem.protocol.errors import FailCause, TandemError
-from tandem.protocol.kv import Fence, FirstToken
+from tandem.protocol.kv import Fence, FirstToken, frozen
 from tandem.protocol.outputs import (
     EngineCoreOutput,
     EngineOutput,
@@ -235,7 +235,9 @@ class Updater:
         if upto > request.num_announced:
             tokens = range(request.num_announced, upto)
             request.num_announced = upto
-            self._request_table.connector.computed(request, tuple(request.block_ids), tokens, fence)
+            self._request_table.connector.computed(
+                request, frozen(request.block_tables), tokens, fence
+            )
 
     def _first(self, request: Request, sampled: Sampled, now: float) -> None:
         logprobs = sampled.logprobs or ((None,),) * len(sampled.choices)
@@ -255,7 +257,7 @@ class Updater:
             return
         children = [self._child_of(request, each.choice) for each in first[1:]]
         request.choices = request.own_choice
-        request.plan_limit = request.max_len
+        self._request_table.constrained.limit(request, request.max_len)
         self._place(request, children)
         for each, sequence in zip(first, [request, *children], strict=True):
             if not sequence.finished:

@@ -14,40 +14,56 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from tandem.engine.config import EngineConfig
 from tandem.engine.sample import SamplingBatch
 from tandem.engine.step import NewSequence, SchedulerOutput, SeqId
 from tandem.engine.worker.pooling import Poolers
-from tandem.protocol.card import blocks_for
+from tandem.protocol.card import KVKind, blocks_for
 from tandem.protocol.embeds import PromptEmbeds
 
 
 class BlockTable:
-    """Blocks by row, int32 in token order. A row that grows too long widens all."""
+    """Blocks by group and row, int32 in token order. A row that grows too long widens all."""
 
-    def __init__(self, rows: int, columns: int) -> None:
-        """Allocate ``rows`` rows of ``columns`` blocks; columns grow."""
-        self.blocks: NDArray[np.int32] = np.zeros((max(rows, 1), max(columns, 1)), dtype=np.int32)
-        """[rows, columns]; only the first ``counts[row]`` of a row are valid."""
-        self.counts: NDArray[np.int32] = np.zeros(max(rows, 1), dtype=np.int32)
+    def __init__(self, rows: int, columns: int, groups: int = 1, states: int = 0) -> None:
+        """Allocate ``rows`` rows of ``columns`` blocks for each group; columns grow."""
+        rows = max(rows, 1)
+        self.blocks: NDArray[np.int32] = np.zeros((groups, rows, max(columns, 1)), dtype=np.int32)
+        """[groups, rows, columns]; only the first ``counts`` of a row are valid."""
+        self.counts: NDArray[np.int32] = np.zeros((groups, rows), dtype=np.int32)
+        self.states: NDArray[np.int32] = np.zeros((states, rows), dtype=np.int32)
+        """Block of each row's state."""
         self.version = 0
 
-    def assign(self, row: int, block_ids: Sequence[int]) -> None:
-        self.counts[row] = 0
-        self.append(row, block_ids)
+    def assign(self, row: int, tables: Sequence[Sequence[int]]) -> None:
+        """Set the blocks of a row by group; those of states are last."""
+        self.counts[:, row] = 0
+        groups = len(self.blocks)
+        self.append(row, tables[:groups])
+        for number, state in enumerate(tables[groups:]):
+            self.states[number, row] = state[0]
 
-    def append(self, row: int, block_ids: Sequence[int]) -> None:
+    def append(self, row: int, tables: Sequence[Sequence[int]]) -> None:
         self.version += 1
-        held = int(self.counts[row])
-        total = held + len(block_ids)
-        if total > self.blocks.shape[1]:
-            self._widen(max(total, 2 * self.blocks.shape[1]))
-        self.blocks[row, held:total] = block_ids
-        self.counts[row] = total
+        for group, block_ids in enumerate(tables):
+            held = int(self.counts[group, row])
+            total = held + len(block_ids)
+            if total > self.blocks.shape[2]:
+                self._widen(max(total, 2 * self.blocks.shape[2]))
+            np.maximum(block_ids, 0, out=self.blocks[group, row, held:total], casting="unsafe")
+            self.counts[group, row] = total
 
     def _widen(self, columns: int) -> None:
-        blocks = np.zeros((self.blocks.shape[0], columns), dtype=np.int32)
-        blocks[:, : self.blocks.shape[1]] = self.blocks
+        blocks = np.zeros((*self.blocks.shape[:2], columns), dtype=np.int32)
+        blocks[:, :, : self.blocks.shape[2]] = self.blocks
         self.blocks = blocks
+
+
+def batch_of(config: EngineConfig, capacity: int, longest: int = 256) -> InputBatch:
+    """Return an empty batch for the layout of an engine."""
+    kinds = [each.kind for each in config.layout.groups]
+    states = kinds.count(KVKind.STATE)
+    return InputBatch(config.cache.block_size, capacity, longest, len(kinds) - states, states)
 
 
 @dataclass(slots=True)
@@ -60,6 +76,10 @@ class InputBatch:
     longest: int = 256
     """Initial tokens of each row; more require a slow copy of all rows. Unused pages take no
     memory."""
+    groups: int = 1
+    """Groups of the layout with a block for each span of tokens."""
+    states: int = 0
+    """Groups of the layout with a state."""
     row_of: dict[SeqId, int] = field(default_factory=dict)
     sequences: dict[SeqId, NewSequence] = field(default_factory=dict)
     """First message of the plan on each sequence."""
@@ -84,7 +104,8 @@ class InputBatch:
         self.tokens = np.zeros((self.capacity, self.longest), dtype=np.int32)
         self.lengths = np.zeros(self.capacity, dtype=np.int64)
         self.prompts = np.zeros(self.capacity, dtype=np.int64)
-        self.table = BlockTable(self.capacity, blocks_for(self.longest, self.block_size))
+        columns = blocks_for(self.longest, self.block_size)
+        self.table = BlockTable(self.capacity, columns, self.groups, self.states)
         self.sampling = SamplingBatch(self.capacity)
         self.poolers = Poolers(self.capacity)
         self._free = list(range(self.capacity))

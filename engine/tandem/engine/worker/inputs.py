@@ -26,6 +26,7 @@ from tandem.engine.worker.staging import (
     Staging,
     StepBuffers,
     StepShape,
+    TableSizes,
 )
 from tandem.kernels.rotary_kv import SlotMapping
 from tandem.protocol.card import blocks_for
@@ -121,6 +122,7 @@ class StepInputs:
     positions: Tensor
     """int64 [tokens]."""
     slot_mapping: SlotMapping
+    """Its blocks are [groups, tokens]."""
     sequences: StepSequences
     logits_indices: Tensor | None
     """int64: tokens whose hidden states a forward pass returns, in order; None is all. In a
@@ -157,6 +159,7 @@ class StepStager:
             max_columns=self.columns,
             device=device,
             graphs=spare_block is not None,
+            tables=TableSizes(batch.groups, batch.states),
         )
         self._spare = spare_block
         counted = max(max_len, max_tokens + 2 * batch.capacity) + batch.block_size
@@ -236,10 +239,10 @@ class StepStager:
 
     def _fill_table(self, table: NDArray[Any], rows: StepRows, shape: StepShape) -> None:
         n = rows.num_decodes
-        held = self.batch.table.blocks[rows.index, : table.shape[1]]
-        width = held.shape[1]
-        table[:n, :width] = held[:n]
-        table[shape.decodes : shape.decodes + len(held) - n, :width] = held[n:]
+        held = self.batch.table.blocks[:, rows.index, : table.shape[2]]
+        width, chunks = held.shape[2], held.shape[1] - n
+        table[:, :n, :width] = held[:, :n]
+        table[:, shape.decodes : shape.decodes + chunks, :width] = held[:, n:]
 
     def views(self, shape: StepShape, kept: Tensor | None, targets: Tensor) -> StepInputs:
         """Return a step at the fixed addresses of a graph's ``shape``."""
@@ -254,7 +257,8 @@ class StepStager:
                 cu_seqlens_q=fields.cu_seqlens_q,
                 chunk_cu_seqlens_q=fields.chunk_cu_seqlens_q,
                 seq_lens=fields.seq_lens,
-                block_tables=self.staging.table[: shape.rows],
+                block_tables=self.staging.table[:, : shape.rows],
+                states=self._states(fields, shape),
                 max_query_len=shape.chunk_tokens,
                 max_decode_len=most,
                 max_chunk_len=most,
@@ -299,6 +303,7 @@ class StepStager:
             chunk_cu_seqlens_q=fields.chunk_cu_seqlens_q,
             seq_lens=fields.seq_lens,
             block_tables=tables,
+            states=self._states(fields, shape),
             max_query_len=int(rows.counts[n:].max(initial=0)),
             max_decode_len=int(lens[:n].max(initial=0)),
             max_chunk_len=int(lens[n:].max(initial=0)),
@@ -322,17 +327,32 @@ class StepStager:
             padded=padded,
             source=fields.source,
             positions=fields.positions,
-            slot_mapping=SlotMapping(fields.blocks, fields.offsets),
+            slot_mapping=SlotMapping(
+                fields.blocks.view(self.batch.groups, shape.tokens), fields.offsets
+            ),
             sequences=sequences,
             logits_indices=logits_indices,
             kept=kept,
             targets=targets,
         )
 
+    def _states(self, fields: Fields[Tensor], shape: StepShape) -> Tensor | None:
+        states = self.batch.states
+        return fields.states.view(states, shape.rows) if states else None
+
+    def _fill_states(self, fields: Fields[NDArray[Any]], rows: StepRows, shape: StepShape) -> None:
+        n, found = rows.num_decodes, fields.states.reshape(-1, shape.rows)
+        held = self.batch.table.states[:, rows.index]
+        found[:] = 0 if self._spare is None else self._spare
+        found[:, :n] = held[:, :n]
+        found[:, shape.decodes : shape.decodes + held.shape[1] - n] = held[:, n:]
+
     def _fill(self, fields: Fields[NDArray[Any]], rows: StepRows, shape: StepShape) -> None:
         batch, n, own = self.batch, rows.num_decodes, rows.shape
         lens = rows.lens
-        room = batch.table.counts[rows.index] * batch.block_size
+        if batch.states:
+            self._fill_states(fields, rows, shape)
+        room = batch.table.counts[:, rows.index].min(0) * batch.block_size
         assert (room >= lens).all(), f"rows of {lens} tokens have blocks for {room}"
         origin = self.staging.front // 8
         np.add(self._counting[: shape.tokens], origin, out=fields.source)
@@ -391,28 +411,32 @@ class StepStager:
         block, offset = np.divmod(positions, batch.block_size)
         fields.token_ids[part] = batch.tokens[owners, within]
         fields.positions[part] = positions
-        fields.blocks[part] = batch.table.blocks[owners, block]
+        self._blocks(fields)[:, part] = batch.table.blocks[:, owners, block]
         fields.offsets[part] = offset
 
     def _fill_chunks(self, fields: Fields[NDArray[Any]], at: int, rows: StepRows) -> None:
         batch, size, n = self.batch, self.batch.block_size, rows.num_decodes
+        blocks = self._blocks(fields)
         for row, first, count in zip(
             rows.index[n:].tolist(), rows.first[n:].tolist(), rows.counts[n:].tolist(), strict=True
         ):
             part, last = slice(at, at + count), first + count
             block, offset = divmod(first, size)
-            held = batch.table.blocks[row, block : blocks_for(last, size)]
+            held = batch.table.blocks[:, row, block : blocks_for(last, size)]
             fields.token_ids[part] = batch.tokens[row, first:last]
             fields.positions[part] = self._counting[first:last]
-            fields.blocks[part] = held.repeat(size)[offset : offset + count]
+            blocks[:, part] = held.repeat(size, 1)[:, offset : offset + count]
             fields.offsets[part] = self._offsets[offset : offset + count]
             at += count
+
+    def _blocks(self, fields: Fields[NDArray[Any]]) -> NDArray[Any]:
+        return fields.blocks.reshape(self.batch.groups, -1)
 
     def _pad_tokens(self, fields: Fields[NDArray[Any]], part: slice) -> None:
         if part.start < part.stop:
             for each in (fields.token_ids, fields.positions):
                 each[part] = 0
-            fields.blocks[part] = self._spare
+            self._blocks(fields)[:, part] = self._spare
             fields.offsets[part] = self._offsets[part]
 
 

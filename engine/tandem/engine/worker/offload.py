@@ -305,5 +305,6 @@ def blocks_written(plan: SchedulerOutput, batch: InputBatch) -> set[int]:
         counts = -(-end // size) - first
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         columns = np.repeat(first, counts) + within
-        written.update(batch.table.blocks[np.repeat(rows, counts), columns].tolist())
+        written.update(batch.table.blocks[:, np.repeat(rows, counts), columns].ravel().tolist())
+        written.update(batch.table.states[:, rows].ravel().tolist())
     return written

@@ -13,7 +13,7 @@ import torch
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.sample import SamplingBatch, SamplingKind, score_prompt
-from tandem.engine.worker.input_batch import InputBatch
+from tandem.engine.worker.input_batch import batch_of
 from tandem.engine.worker.inputs import StepRows, StepStager, embedded_tokens, unpadded
 from tandem.engine.worker.runner import PROMPT_LOGPROB_ROWS, ModelRunner
 from tandem.kernels.attention.batch import short_batches
@@ -48,7 +48,7 @@ def choice_bytes(
     columns = batch.drawing_on(device)
     draws = torch.full((3, count), batch.max_rows, dtype=torch.int64, device=device)
     with _taken(device) as taken:
-        logits = runner.model.logits(_random_hidden(config, runner, device, count))
+        logits = runner.model.logits(_random_hidden(config, device, count))
         runner.sampler.choose_alike(logits, SamplingKind.FILTERED, columns, draws)
         del logits
     return taken[0]
@@ -100,7 +100,7 @@ def load_kernels(config: EngineConfig, runner: ModelRunner, device: torch.device
     for count in sorted({*(2**power for power in range(most.bit_length())), most}):
         _run_step(config, runner, [min(SHORT_CHUNK, config.max_model_len, budget // count)] * count)
         if config.facts.encoder is None:
-            runner.model.logits(_random_hidden(config, runner, device, count))
+            runner.model.logits(_random_hidden(config, device, count))
     if config.facts.encoder is not None:
         return
     ranks = config.parallel.tensor_parallel_size
@@ -124,13 +124,14 @@ def steps(
     and ``tokens``, and returns hidden states [rows, hidden]. ``embedded``: as vectors, if
     supported."""
     block_size, device = config.cache.block_size, runner.stager.device
-    batch = InputBatch(block_size, rows)
+    batch = batch_of(config, rows)
     batch.reserve(tokens)
     stager = StepStager(batch, device, max_tokens=tokens, max_len=config.max_model_len)
 
     def run(lengths: list[int]) -> torch.Tensor:
         for row, length in enumerate(lengths):
-            batch.table.assign(row, [0] * blocks_for(length, block_size))
+            tables = [[0] * blocks_for(length, block_size)] * batch.groups
+            batch.table.assign(row, [*tables, *[[0]] * batch.states])
         index, counts = np.arange(len(lengths)), np.array(lengths)
         decodes = len(lengths) if max(lengths) == 1 else 0
         of_step = StepRows(index, 0 * counts, counts, decodes, int(counts.sum()))
@@ -150,7 +151,7 @@ def steps(
 
 
 def _draw(config: EngineConfig, runner: ModelRunner, device: torch.device, count: int) -> None:
-    hidden = _random_hidden(config, runner, device, count)
+    hidden = _random_hidden(config, device, count)
     every = tuple(range(config.facts.vocab_size))
     few = min(5, config.max_logprobs)
     for params in (
@@ -174,8 +175,6 @@ def _draw(config: EngineConfig, runner: ModelRunner, device: torch.device, count
     score_prompt(runner.model.logits(part), [0] * len(part), config.max_logprobs)
 
 
-def _random_hidden(
-    config: EngineConfig, runner: ModelRunner, device: torch.device, count: int
-) -> torch.Tensor:
-    dtype = runner.kv_cache.layers[0].dtype
+def _random_hidden(config: EngineConfig, device: torch.device, count: int) -> torch.Tensor:
+    dtype: torch.dtype = getattr(torch, config.dtype)
     return torch.randn(count, config.facts.hidden_size, dtype=dtype, device=device)

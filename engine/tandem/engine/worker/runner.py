@@ -270,7 +270,7 @@ class ModelRunner:
         """Write the step's KV; return hidden states [num_logits, hidden] after the last norm.
         ``token_types``: int64 [tokens], None if all are 0; ``embedded``: tokens without ids."""
         step = StepContext(
-            rotary=self.model.rotary,
+            rotaries=self.model.rotaries,
             positions=inputs.positions,
             slot_mapping=inputs.slot_mapping,
             attention=self.attention,

@@ -283,7 +283,7 @@ class RankMemory:
         config = self._config
         with gpu.memory_for_weights(config, self._device), open_weights(config) as weights:
             model = load_model(config.facts, weights)
-        if self._on_gpu and model.rotary is not None:
-            model.rotary.tabulate(config.max_model_len)
+        for rotary in model.rotaries if self._on_gpu else ():
+            rotary.tabulate(config.max_model_len)
         self._runner.model = model
         self._dropped = False

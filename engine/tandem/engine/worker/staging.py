@@ -58,7 +58,7 @@ class Fields(NamedTuple, Generic[A]):
     positions: A
     """int64 [tokens]."""
     blocks: A
-    """int64 [tokens]."""
+    """int64 [groups * tokens]: the block of each token in each group."""
     offsets: A
     """int64 [tokens]."""
     cu_seqlens_q: A
@@ -72,6 +72,8 @@ class Fields(NamedTuple, Generic[A]):
     draws: A
     """int64 [3 * decodes]: row of the batch (the spare one for padding), choice and output position
     of each sample; empty in a step with chunks."""
+    states: A
+    """int32 [state groups * rows]: the block of each row's state."""
 
 
 class Tail(NamedTuple, Generic[A]):
@@ -83,7 +85,7 @@ class Tail(NamedTuple, Generic[A]):
     targets: A
     """int64 [drawing rows]: rows of the batch whose last token is set to the samples."""
     tables: A
-    """int32 [rows, columns]: block tables; no columns if the device has them already."""
+    """int32 [groups, rows, columns]: block tables; no columns if the device has them already."""
 
 
 Cut = Callable[[int, int, bool], A]
@@ -102,11 +104,23 @@ def _cut_all(cut: Cut[A], first: int, sizes: tuple[tuple[int, bool], ...]) -> tu
     return parts, first
 
 
-def _field_sizes(shape: StepShape) -> tuple[tuple[int, bool], ...]:
-    wide = ((shape.tokens, True),) * 5
+class TableSizes(NamedTuple):
+    """Numbers of block tables and states of each row."""
+
+    groups: int = 1
+    states: int = 0
+
+
+ONE_TABLE = TableSizes()
+
+
+def _field_sizes(shape: StepShape, tables: TableSizes) -> tuple[tuple[int, bool], ...]:
+    one = (shape.tokens, True)
+    wide = (one, one, one, (tables.groups * shape.tokens, True), one)
     starts = ((shape.rows + 1, False), (shape.chunks + 1, False))
     ends, draws = (shape.rows, 0) if shape.chunks else (0, 3 * shape.decodes)
-    return (*wide, *starts, (shape.rows, False), (ends, True), (draws, True))
+    last = ((ends, True), (draws, True), (tables.states * shape.rows, False))
+    return (*wide, *starts, (shape.rows, False), *last)
 
 
 class Staging:
@@ -121,15 +135,17 @@ class Staging:
         max_columns: int,
         device: torch.device,
         graphs: bool,
+        tables: TableSizes = ONE_TABLE,
     ) -> None:
         """Allocate for steps of at most these sizes. ``graphs``: some steps are padded to the
         shapes of CUDA graphs."""
         shape = StepShape(max_rows, max_tokens, max_rows)
         front = (max_rows + 1) * WORD
         num_logits, targets = max_tokens + 2 * max_rows, 2 * max_rows
-        size = front + sum(_padded(*each) for each in _field_sizes(shape))
+        self.tables = tables
+        size = front + sum(_padded(*each) for each in _field_sizes(shape, tables))
         size += (num_logits + targets + 3 * max_rows) * 8 + _padded(
-            2 * max_rows * max_columns, False
+            tables.groups * 2 * max_rows * max_columns, False
         )
         self.device = device
         self.front = front
@@ -141,8 +157,9 @@ class Staging:
         self.last_tokens: Tensor = self.words[: max_rows + 1]
         """int64 [rows of the batch, and a spare one]: last sampled tokens."""
         rows = 2 * max_rows if graphs else 0
-        self.table: Tensor = torch.zeros(rows, max_columns, dtype=torch.int32, device=device)
-        """int32 [rows, columns]: block tables that graphs read."""
+        of_all = (tables.groups, rows, max_columns)
+        self.table: Tensor = torch.zeros(of_all, dtype=torch.int32, device=device)
+        """int32 [groups, rows, columns]: block tables that graphs read."""
         self._hosts = [HostBuffer(turn, size, self.memory) for turn in range(RING)]
         self._turn = 0
         self._kept: dict[StepShape, StepBuffers] = {}
@@ -203,7 +220,8 @@ class StepBuffers:
     def __init__(self, staging: Staging, shape: StepShape, *, kept: bool) -> None:
         self.shape = shape
         self.staging = staging
-        parts, self.end = _cut_all(staging.cut, staging.front, _field_sizes(shape))
+        sizes = _field_sizes(shape, staging.tables)
+        parts, self.end = _cut_all(staging.cut, staging.front, sizes)
         self.fields: Fields[Tensor] = Fields(*parts)
         self.sequences: StepSequences | None = None
         """Attention's inputs of a graph's step; the same at every replay."""
@@ -214,7 +232,8 @@ class StepBuffers:
     def here(self, host: HostBuffer) -> Fields[NDArray[Any]]:
         known = self._here[host.turn]
         if known is None:
-            parts, _ = _cut_all(host.cut, self.staging.front, _field_sizes(self.shape))
+            sizes = _field_sizes(self.shape, self.staging.tables)
+            parts, _ = _cut_all(host.cut, self.staging.front, sizes)
             known = self._here[host.turn] = Fields(*parts)
         return known
 
@@ -237,11 +256,12 @@ class StepTail:
     def __init__(self, buffers: StepBuffers, num_logits: int, targets: int, columns: int) -> None:
         self._staging, self._first = buffers.staging, buffers.end
         rows = buffers.shape.rows
-        self._sizes = ((num_logits, True), (targets, True), (rows * columns, False))
-        self._tables = (rows, columns)
+        groups = self._staging.tables.groups
+        self._tables = (groups, rows, columns)
+        self._sizes = ((num_logits, True), (targets, True), (groups * rows * columns, False))
         parts, self._end = _cut_all(self._staging.cut, self._first, self._sizes)
         self.there: Tail[Tensor] = Tail(parts[0], parts[1], parts[2].view(self._tables))
-        self.table: Tensor = self._staging.table[:rows, :columns]
+        self.table: Tensor = self._staging.table[:, :rows, :columns]
         """Tables that graphs read; empty without graphs."""
         self._here: list[Tail[NDArray[Any]] | None] = [None] * RING
         self._copies: list[tuple[Tensor, Tensor] | None] = [None] * RING

@@ -15,6 +15,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tandem.engine.attention import select_backend
+from tandem.engine.cache.groups import CacheGroups
 from tandem.engine.config import EngineConfig
 from tandem.engine.kv_memory import Capacity, KVCacheAllocator
 from tandem.engine.loader import open_weights
@@ -25,7 +26,7 @@ from tandem.engine.sample.batch import RowProcessors
 from tandem.engine.step import SchedulerOutput, TokenMasks
 from tandem.engine.threads import StepThreads
 from tandem.engine.worker import gpu
-from tandem.engine.worker.input_batch import InputBatch
+from tandem.engine.worker.input_batch import InputBatch, batch_of
 from tandem.engine.worker.inputs import StepStager
 from tandem.engine.worker.kv_cache import KVCacheMemory
 from tandem.engine.worker.launched import LaunchedStep
@@ -33,7 +34,7 @@ from tandem.engine.worker.offload import HostBlocks, available
 from tandem.engine.worker.profile import shortened, steps
 from tandem.engine.worker.runner import ModelRunner
 from tandem.engine.worker.sleep_mode import RankMemory
-from tandem.protocol.card import KVLayout, blocks_for
+from tandem.protocol.card import KVLayout
 from tandem.protocol.errors import InvalidParameter, TandemError
 
 logger = logging.getLogger(__name__)
@@ -150,7 +151,7 @@ def num_blocks(
         raise _too_small(config, layout, device, step_bytes)
     logger.info(
         "KV cache: %d tokens in %d blocks of %d, %.2f GiB; %.2f GiB kept for steps",
-        count * layout.block_size,
+        _cache_groups(config, layout).max_tokens(count, count * layout.block_size),
         count,
         layout.block_size,
         count * layout.block_bytes / GIB,
@@ -188,12 +189,21 @@ def _wanted(config: EngineConfig, layout: KVLayout, device: torch.device, step_b
         return config.cache.num_gpu_blocks_override
     if config.cache.kv_cache_memory_bytes is not None:
         return config.cache.kv_cache_memory_bytes // layout.block_bytes
-    useful = config.scheduler.max_num_seqs * blocks_for(config.max_model_len, layout.block_size)
+    useful = config.scheduler.max_num_seqs * _sequence_blocks(config, layout)
     if not layout.block_bytes:
         return useful  # they hold nothing
     on_gpu = device.type == "cuda"
     free = _device_bytes(config, device, step_bytes) if on_gpu else _host_bytes()
     return min(free // layout.block_bytes, useful)
+
+
+def _cache_groups(config: EngineConfig, layout: KVLayout) -> CacheGroups:
+    chunk = config.scheduler.max_num_batched_tokens
+    return CacheGroups.of(layout.groups, layout.block_size, chunk)
+
+
+def _sequence_blocks(config: EngineConfig, layout: KVLayout) -> int:
+    return _cache_groups(config, layout).num_blocks(config.max_model_len)
 
 
 def _device_bytes(config: EngineConfig, device: torch.device, step_bytes: int) -> int:
@@ -210,7 +220,7 @@ def _too_small(
         allowed = f"at least one block of {layout.block_bytes:,} bytes fits"
         return InvalidParameter("kv_cache_memory_bytes", bytes_given, allowed)
     free, total = torch.cuda.mem_get_info(device)
-    sequence = blocks_for(config.max_model_len, layout.block_size) * layout.block_bytes
+    sequence = _sequence_blocks(config, layout) * layout.block_bytes
     needed = total - free + step_bytes + sequence
     text = (
         f"weights, and what other processes hold, take {(total - free) / GIB:.2f} GiB of the "
@@ -295,15 +305,17 @@ class Worker:
             gpu.prepare(config, self._device)
         with gpu.memory_for_weights(config, self._device), open_weights(config) as weights:
             model = load_model(config.facts, weights)
-        if on_gpu and model.rotary is not None:
-            model.rotary.tabulate(config.max_model_len)
+        if on_gpu:
+            for rotary in model.rotaries:
+                rotary.tabulate(config.max_model_len)
         runner = self._runner_of(model)
         kept = gpu.step_bytes(config, runner, self._device) if on_gpu else 0
         blocks = num_blocks(config, layout, self._device, step_bytes=kept)
         if on_gpu:
             allocate = allocate or gpu.kv_cache_allocator(config, self._device)
         spare = 1 if on_gpu else 0
-        runner.kv_cache = KVCacheMemory(layout, blocks, self._device, allocate, spare=spare)
+        groups = config.layer_groups
+        runner.kv_cache = KVCacheMemory(groups, blocks, self._device, allocate, spare=spare)
         runner.stager = self._stager(runner.batch, blocks if on_gpu else None)
         kv_cache_bytes = 0 if on_gpu else blocks * layout.block_bytes
         offloaded = num_cpu_blocks(config, layout, promised=kv_cache_bytes)
@@ -322,14 +334,13 @@ class Worker:
 
     def _runner_of(self, model: CausalModel) -> ModelRunner:
         config = self._config
-        group = config.layout.groups[0]
-        seats = config.scheduler.max_num_seqs
-        batch = InputBatch(config.layout.block_size, seats, config.max_model_len)
+        groups, seats = config.layer_groups, config.scheduler.max_num_seqs
+        batch = batch_of(config, seats, config.max_model_len)
         batch.sampling.processors = self._processors()
         return ModelRunner(
             model=model,
-            attention=select_backend(group, self._device, config.gpu.attention_backend),
-            kv_cache=KVCacheMemory(config.layout, 1, self._device),
+            attention=select_backend(groups[0].group, self._device, config.gpu.attention_backend),
+            kv_cache=KVCacheMemory(groups, 1, self._device),
             batch=batch,
             sampler=Sampler(config.facts.vocab_size),
             stager=self._stager(batch, None),

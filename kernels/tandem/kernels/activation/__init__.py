@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import StrEnum
 
 from torch import Tensor
 
@@ -10,20 +11,45 @@ from tandem.kernels import checks
 from tandem.kernels.errors import BadTensor
 from tandem.kernels.registry import Backend, Op
 
-SiluAndMul = Callable[[Tensor], Tensor]
+Gated = Callable[[Tensor], Tensor]
 
-SILU_AND_MUL: Op[SiluAndMul] = Op(
-    "activation.silu_and_mul",
-    {
-        Backend.TORCH: "tandem.kernels.activation.reference:silu_and_mul",
-        Backend.TRITON: "tandem.kernels.activation.triton:silu_and_mul",
-    },
-)
+
+class Gate(StrEnum):
+    """Activation of the gate."""
+
+    SILU = "silu"
+    GELU_TANH = "gelu_tanh"
+    """GELU by its approximation with tanh (Hendrycks & Gimpel, 2016)."""
+
+
+def _op(name: str) -> Op[Gated]:
+    here = "tandem.kernels.activation"
+    where = {Backend.TORCH: f"{here}.reference:{name}", Backend.TRITON: f"{here}.triton:{name}"}
+    return Op(f"activation.{name}", where)
+
+
+SILU_AND_MUL = _op("silu_and_mul")
+GELU_TANH_AND_MUL = _op("gelu_tanh_and_mul")
 
 
 def silu_and_mul(gate_up: Tensor, *, backend: Backend | None = None) -> Tensor:
     """Return silu(gate) * up of [tokens, 2 * dim], the gate first, as dense [tokens, dim]."""
+    _check(gate_up)
+    return SILU_AND_MUL.on(gate_up.device, backend)(gate_up)
+
+
+def gelu_tanh_and_mul(gate_up: Tensor, *, backend: Backend | None = None) -> Tensor:
+    """Return gelu(gate) * up as ``silu_and_mul`` does."""
+    _check(gate_up)
+    return GELU_TANH_AND_MUL.on(gate_up.device, backend)(gate_up)
+
+
+def gated(gate_up: Tensor, gate: Gate) -> Tensor:
+    """Return activation(gate) * up by the op of ``gate``."""
+    return silu_and_mul(gate_up) if gate is Gate.SILU else gelu_tanh_and_mul(gate_up)
+
+
+def _check(gate_up: Tensor) -> None:
     checks.shape("gate_up", gate_up, None, None)
     if gate_up.shape[1] % 2:
         raise BadTensor(f"gate_up has {gate_up.shape[1]} columns, expected an even number")
-    return SILU_AND_MUL.on(gate_up.device, backend)(gate_up)

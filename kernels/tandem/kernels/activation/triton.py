@@ -1,4 +1,4 @@
-"""SiLU · mul in Triton. Roofline: both halves read once, the result written once."""
+"""Gated activations in Triton. Roofline: both halves read once, the result written once."""
 
 from __future__ import annotations
 
@@ -19,6 +19,15 @@ _MOST_ROWS = 65535
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """See the wrapper."""
+    return _launch(gate_up, tanh=False)
+
+
+def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
+    """See the wrapper."""
+    return _launch(gate_up, tanh=True)
+
+
+def _launch(gate_up: Tensor, *, tanh: bool) -> Tensor:
     rows, dim = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(rows, dim, dtype=gate_up.dtype, device=gate_up.device)
     if gate_up.stride(1) != 1:
@@ -32,6 +41,7 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
             part.stride(0),
             dim,
             BLOCK=_BLOCK,
+            GELU_TANH=tanh,
             **dependent(out.device),
         )
     return out

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .batch import PagedBatch
+from .batch import PagedBatch, Scores
 
-__all__ = ["PagedBatch"]
+__all__ = ["PagedBatch", "Scores"]

@@ -1,12 +1,15 @@
-"""Queries and blocks of one step, the argument of every attention op.
+"""Queries and blocks of one step and the score rules of a layer, arguments of the paged ops.
 
-Made once a step. A backend caches values derived from the tensors in `memo`, for all layers.
+A batch is made once a step. A backend caches values derived from the tensors in `memo`, for all
+layers.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,10 +22,59 @@ SHORT_ROWS = 64
 a kernel for each power of two of rows."""
 LEAST_DIM = 16
 """Minimum head size that matrix units multiply."""
-MOST_BYTES = 512
-"""Maximum bytes of a head: 256 numbers in 16 bits, 128 in float32."""
+MOST_BYTES = 1024
+"""Maximum bytes of a head: 512 numbers in 16 bits, 256 in float32."""
+DIM_STEP = 8
+"""Divisor of every head size of the kernels: 16 bytes of 16-bit numbers, one load."""
 FEW_PAIRS = 64
 """Number of (sequence, KV head) pairs below which Triton's decode kernel has another launch."""
+
+
+class Scores(NamedTuple):
+    """Rules by which a layer scores its keys.
+
+    A score is scale * (q · k), then the soft cap, then the slope.
+    """
+
+    scale: float
+    window: int | None = None
+    """Keys that a query attends to: at position p, those from p - window + 1 to p. None is all."""
+    softcap: float | None = None
+    """Cap c of scores s, which become c * tanh(s / c)."""
+    sinks: Tensor | None = None
+    """float32 [heads]: a logit that joins the sum of the softmax and has no value."""
+    slopes: Tensor | None = None
+    """float32 [heads]: ALiBi adds slope * (position of the key - position of the query)."""
+
+    def check(self, q: Tensor) -> Scores:
+        """Return self, or raise BadTensor for the first field that does not fit the queries."""
+        if self.window is not None and self.window < 1:
+            raise BadTensor(f"window is {self.window}, expected at least 1")
+        if self.softcap is not None and not self.softcap > 0:
+            raise BadTensor(f"softcap is {self.softcap}, expected above 0")
+        for name, values in (("sinks", self.sinks), ("slopes", self.slopes)):
+            if values is not None:
+                checks.shape(name, values, q.shape[1])
+                checks.kind(name, values, torch.float32)
+                checks.dense_last(name, values)
+                if values.device != q.device:
+                    raise BadTensor(f"{name} is on {values.device}, but q is on {q.device}")
+        return self
+
+    @property
+    def plain(self) -> bool:
+        """Return whether scores are only scaled, perhaps in a window."""
+        return self.softcap is None and self.sinks is None and self.slopes is None
+
+    def in_log2(self) -> tuple[float, float | None]:
+        """Return the factor of q · k and the cap, for kernels whose softmax takes powers of two.
+
+        With a cap the factor also carries the 2 of tanh(x) = 1 - 2 / (1 + e^(2x)).
+        """
+        if self.softcap is None:
+            return self.scale * math.log2(math.e), None
+        cap = self.softcap * math.log2(math.e)
+        return self.scale / self.softcap * 2 * math.log2(math.e), cap
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +86,8 @@ class PagedBatch:
     seq_lens: Tensor
     """int32 [sequences]: keys of sequence s, cached context and this call's tokens together."""
     block_tables: Tensor
-    """int32 [sequences, max_blocks]: blocks in token order; entries after the last are not read."""
+    """int32 [sequences, max_blocks]: blocks in token order. Entries after the last are not read; a
+    layer with a window does not read those before it either."""
     max_query_len: int
     """Queries of the longest sequence; 1 in a decode batch."""
     max_seq_len: int
@@ -68,10 +121,15 @@ def sequence_class(count: int) -> int:
 
 
 def in_tiles(head_dim: int, dtype: torch.dtype) -> bool:
-    """Return whether kernels take a head size: a power of two within the bounds of matrix units and
-    shared memory. Others go to the reference, which a CUDA graph cannot hold."""
-    fits = LEAST_DIM <= head_dim <= MOST_BYTES // dtype.itemsize
-    return fits and head_dim & (head_dim - 1) == 0
+    """Return whether kernels take a head size: a multiple of 8 within the bounds of matrix units
+    and shared memory. Others go to the reference, which a CUDA graph cannot hold."""
+    fits = head_dim >= LEAST_DIM and padded(head_dim) * dtype.itemsize <= MOST_BYTES
+    return fits and head_dim % DIM_STEP == 0
+
+
+def padded(head_dim: int) -> int:
+    """Return the columns of a kernel's tile: the power of two that holds a head."""
+    return 1 << (head_dim - 1).bit_length()
 
 
 def short_batches(heads: int, kv_heads: int) -> Iterator[tuple[int, int]]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tandem.kernels.activation import silu_and_mul
+from tandem.kernels.attention.batch import Scores
 from tandem.kernels.attention.decode import decode
 from tandem.kernels.attention.prefill import prefill
 from tandem.kernels.gemm import linear
@@ -84,14 +85,16 @@ class ModelOps:
         size = tokens * context * shape.key_bytes
         layers = self._sets(size)
         case = make_case(shape, [context] * tokens, [1] * tokens, layers, str(self.device))
-        sets = [(case.q[i], case.layer(i), case.batch, shape.head_dim**-0.5) for i in range(layers)]
+        scores = Scores(shape.head_dim**-0.5)
+        sets = [(case.q[i], case.layer(i), case.batch, scores) for i in range(layers)]
         return _each(f"decode attention, {tokens} x {context}", decode, sets, size)
 
     def prompt(self, context: int) -> Bench:
         """Return attention of one prompt of ``context`` tokens."""
         shape = self.sizes.shape
         case = make_case(shape, [context], [context], 2, str(self.device))
-        sets = [(case.q[i], case.layer(i), case.batch, shape.head_dim**-0.5) for i in range(2)]
+        scores = Scores(shape.head_dim**-0.5)
+        sets = [(case.q[i], case.layer(i), case.batch, scores) for i in range(2)]
         pairs = context * (context + 1) // 2
         work = 4 * shape.heads * shape.head_dim * pairs
         size = context * (shape.key_bytes + 2 * case.q[0, 0].numel() * shape.dtype.itemsize)

@@ -73,6 +73,7 @@ class Read(msgspec.Struct, frozen=True):
     start: int = 0
     stop: int = 0
     """Tokens [start, stop) of the item in these blocks."""
+    group: int = 0
     form: Form | None = None
 
 

@@ -30,6 +30,7 @@ from tandem.kvtransfer.handoff.manifest import (
     available,
     begins,
     blocks_of,
+    covers,
     in_words,
     manifest,
     num_blocks,
@@ -71,7 +72,6 @@ from tandem.kvtransfer.handoff.pull import (
     settled,
 )
 from tandem.kvtransfer.handoff.tables import CONSUMER, DEvent, DState
-from tandem.protocol.card import blocks_for
 from tandem.protocol.errors import FailCause
 from tandem.protocol.kv import LoadFailed
 
@@ -152,8 +152,7 @@ def _on_ready(pull: Pull | None, event: PeerMessage, now: Millis, policy: Consum
     same = first or ready.num_tokens == pull.num_tokens
     if not same or not 0 <= ready.upto <= ready.num_tokens or not ready.num_tokens:
         return fail(pull, FailCause.IDENTITY, "READY contradicts itself", now, policy)
-    theirs = policy.block_size if pull.form is None else pull.form.sender_block_size
-    items = manifest(policy.groups, ready.num_tokens, theirs)
+    items = manifest(policy.groups, ready.num_tokens)
     if ready.items != items:
         message = f"READY's manifest is {in_words(ready.items)}, expected is {in_words(items)}"
         return fail(pull, FailCause.IDENTITY, message, now, policy)
@@ -191,21 +190,18 @@ def _on_final(pull: Pull | None, event: PeerMessage, now: Millis, policy: Consum
 def _on_load(pull: Pull, event: Load, now: Millis, policy: ConsumerPolicy) -> Result:
     if pull.state in _ENDED:
         return pull, []
-    tables, wanted = event.tables, blocks_for(event.to_token, policy.block_size)
-    fits = len(tables) == len(policy.groups) and all(len(each) >= wanted for each in tables)
-    whole = event.from_token == event.to_token or event.from_token % policy.block_size == 0
-    if event.to_token != pull.num_tokens or not (fits and whole):
+    begun = _begun(pull, event, policy)
+    if begun is None:
         message = (
             f"begin_load [{event.from_token}, {event.to_token}) into "
-            f"{', '.join(str(len(each)) for each in tables)} blocks does not fit a prompt of "
+            f"{', '.join(str(len(each)) for each in event.tables)} blocks does not fit a prompt of "
             f"{pull.num_tokens} tokens"
         )
         return fail(pull, FailCause.INTERNAL, message, now, policy)
-    begun = begins(pull.items, event.from_token)
     pull = _replace(
         pull,
         state=DState.PULLING,
-        tables=tables,
+        tables=event.tables,
         start=event.from_token,
         cut=begun,
         reached=begun,
@@ -220,6 +216,20 @@ def _on_load(pull: Pull, event: Load, now: Millis, policy: ConsumerPolicy) -> Re
         want = Want(pull.key, event.from_token, policy.credits, most, form.block_size, dtype)
         actions.append(Send(pull.producer, want))
     return done_if_complete(pull, now, policy, actions)
+
+
+def _begun(pull: Pull, event: Load, policy: ConsumerPolicy) -> tuple[int, ...] | None:
+    """Return the first required token of each item, or None if the load does not fit the pull."""
+    size = policy.block_size
+    if event.to_token != pull.num_tokens or len(event.tables) != len(pull.items):
+        return None
+    if event.from_token == event.to_token:
+        return tuple(each.stop for each in pull.items)
+    if event.from_token % size:
+        return None
+    begun = begins(pull.items, event.from_token, min(size, (pull.form or policy).block_size))
+    each = zip(pull.items, event.tables, begun, strict=True)
+    return begun if all(covers(item, table, at, size) for item, table, at in each) else None
 
 
 def _on_part(pull: Pull | None, event: PeerMessage, now: Millis, policy: ConsumerPolicy) -> Result:
@@ -274,6 +284,7 @@ def _on_slot(pull: Pull, event: Granted, now: Millis, policy: ConsumerPolicy) ->
         _blocks(pull, flight, policy) if pull.direct else (),
         flight.start,
         flight.stop,
+        flight.group,
         pull.form,
     )
     return armed(pull, now, policy), [read]

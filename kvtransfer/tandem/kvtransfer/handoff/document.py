@@ -61,7 +61,9 @@ The model checker for these tables: tests/kvtransfer/model/README.md.
 """
 
 _AFTER_ITEMS = """
-D does not fetch blocks that it has cached, except states and encoder outputs. A link to a layout
+D does not fetch blocks that it has cached, except states and encoder outputs. It fetches nothing if
+only token 1 is missing. A block is sent with its group's own bytes, a copied one whole. States are
+sent unchanged if block sizes differ or KV is narrowed. A link to a layout
 with a group that cannot be handed over, or that the other end lacks, is refused by name.
 """
 

@@ -10,7 +10,7 @@ from tandem.kvtransfer.handoff.manifest import Group, Item
 from tandem.kvtransfer.handoff.messages import Done, Final, GoneReason, Open, Taken, Want
 from tandem.kvtransfer.handoff.tables import PEvent, PState
 from tandem.protocol.ids import NO_INCARNATION, Incarnation, RequestKey
-from tandem.protocol.kv import FirstToken
+from tandem.protocol.kv import BlockTables, FirstToken
 
 _MESSAGE_EVENT = {Open: PEvent.OPEN, Want: PEvent.WANT, Taken: PEvent.TAKEN}
 
@@ -53,7 +53,7 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
     """Whether D reads blocks: READY names them, they carry tags, and there are no parts."""
     num_tokens: int = 0
     items: tuple[Item, ...] = ()
-    tables: tuple[tuple[int, ...], ...] = ()
+    tables: BlockTables = ()
     """Known block tables by group."""
     begun: bool = False
     """Whether the engine has the blocks: D may reserve its own."""
@@ -105,7 +105,7 @@ class Launched(msgspec.Struct, frozen=True):
     """A chunk's kernels are launched; READY must not announce it yet."""
 
     key: RequestKey
-    tables: tuple[tuple[int, ...], ...]
+    tables: BlockTables
     upto: int
     kind = PEvent.LAUNCHED
 

@@ -1,7 +1,7 @@
 """Block size and type in which KV is sent if those of the ends differ. Pure.
 
-Parts are cut in blocks of the smaller end, copies in P's blocks, which have the tags. D chooses the
-form by its settings and P's WELCOME, and sends it in WANT.
+Parts are cut in blocks of the smaller end, copies in P's blocks, which have the tags. States are
+sent unchanged. D chooses the form by its settings and P's WELCOME, and sends it in WANT.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from enum import StrEnum
 import msgspec
 
 from tandem.kvtransfer.handoff.manifest import Group
+from tandem.protocol.card import KVKind
 
 SCALE_BYTES = 4
 """Bytes of a float32."""
@@ -32,8 +33,6 @@ class Form(msgspec.Struct, frozen=True):
     """Tokens of a block as sent."""
     groups: tuple[Group, ...]
     """Groups of the layout, with the sizes of such blocks."""
-    sender_block_size: int
-    """Tokens of a block of P's, by which its manifest is made."""
     dtype: WireDtype = WireDtype.AUTO
 
 
@@ -42,19 +41,19 @@ def is_ratio(one: int, other: int) -> bool:
     return min(one, other) > 0 and max(one, other) % min(one, other) == 0
 
 
-def form_of_parts(
-    groups: Sequence[Group], own: int, other: int, sender: int, dtype: WireDtype
-) -> Form | None:
+def form_of_parts(groups: Sequence[Group], own: int, other: int, dtype: WireDtype) -> Form | None:
     """Return the form of parts between ``own`` blocks (of ``groups``) and the other end's; None if
-    KV is sent unchanged. ``sender`` is P's block size."""
+    KV is sent unchanged."""
     size = min(own, other)
     if size == max(own, other) and dtype is WireDtype.AUTO:
         return None
     cut = tuple(_on_its_way(each, own, size, dtype) for each in groups)
-    return Form(size, cut, sender, dtype)
+    return Form(size, cut, dtype)
 
 
 def _on_its_way(group: Group, own: int, size: int, dtype: WireDtype) -> Group:
+    if group.kind is KVKind.STATE:
+        return group
     nbytes = group.block_bytes * size // own
     if dtype is WireDtype.FP8:
         nbytes = nbytes // group.item_bytes + group.rows * SCALE_BYTES
@@ -72,6 +71,9 @@ def form_of_copies(
         return None
     cut = []
     for group in groups:
+        if group.kind is KVKind.STATE:
+            cut.append(group)
+            continue
         pieces = group.rows * max(1, theirs // own)
         if pieces > max_pieces:
             return (
@@ -81,4 +83,4 @@ def form_of_copies(
         most = max(1, min(group.blocks_per_copy, max_pieces // pieces))
         nbytes = group.block_bytes * theirs // own
         cut.append(msgspec.structs.replace(group, block_bytes=nbytes, blocks_per_copy=most))
-    return Form(theirs, tuple(cut), theirs)
+    return Form(theirs, tuple(cut))

@@ -95,7 +95,7 @@ def _on_admit(export: Export | None, event: Admit, now: Millis, policy: Producer
         consumer=event.consumer,
         direct=event.direct,
         num_tokens=event.num_tokens,
-        items=manifest(policy.groups, event.num_tokens, policy.block_size),
+        items=manifest(policy.groups, event.num_tokens),
         opened=opened,
         engine_holds=True,
     )
@@ -220,12 +220,10 @@ def _on_want(
     wanting = _replace(
         export,
         wants=True,
-        packed=begins(export.items, want.from_token),
+        packed=begins(export.items, want.from_token, want.block_size),
         credits=want.credits,
         max_blocks=want.max_blocks,
-        form=form_of_parts(
-            policy.groups, policy.block_size, want.block_size, policy.block_size, want.dtype
-        ),
+        form=form_of_parts(policy.groups, policy.block_size, want.block_size, want.dtype),
     )
     return wanting, []
 

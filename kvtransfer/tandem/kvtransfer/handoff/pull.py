@@ -9,7 +9,7 @@ import msgspec
 
 from tandem.kvtransfer.handoff.actions import Action, EmitEvent, Millis, Quarantine, Send
 from tandem.kvtransfer.handoff.form import Form
-from tandem.kvtransfer.handoff.manifest import Group, Item, available, begin, is_complete
+from tandem.kvtransfer.handoff.manifest import Group, Item, available, is_complete
 from tandem.kvtransfer.handoff.messages import (
     Committed,
     Done,
@@ -22,7 +22,7 @@ from tandem.kvtransfer.handoff.messages import (
 from tandem.kvtransfer.handoff.tables import DEvent, DState
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
-from tandem.protocol.kv import Loaded, LoadFailed
+from tandem.protocol.kv import BlockTables, Loaded, LoadFailed
 
 
 class SlotState(Enum):
@@ -182,7 +182,7 @@ class Pull(msgspec.Struct, frozen=True, kw_only=True):
     remote: tuple[tuple[int, ...], ...] = ()
     """P's announced blocks by item, from its start, for copies."""
     final: Final | None = None
-    tables: tuple[tuple[int, ...], ...] = ()
+    tables: BlockTables = ()
     start: int | None = None
     """First required token; None before ``begin_load``."""
     cut: tuple[int, ...] = ()
@@ -198,8 +198,9 @@ class Pull(msgspec.Struct, frozen=True, kw_only=True):
     """Progress by item: its first token plus the tokens verified in D's blocks."""
 
     @property
-    def unpacked(self) -> int:
-        return self.reached[0] - begin(self.items[0], self.start or 0) if self.reached else 0
+    def waiting(self) -> int:
+        """Return the announced tokens that are not in D's blocks, of the item that is last."""
+        return max(0, self.upto - min(self.reached, default=0))
 
 
 class Opened(msgspec.Struct, frozen=True):
@@ -221,7 +222,7 @@ class Load(msgspec.Struct, frozen=True):
     """Blocks are reserved for tokens ``[from_token, to_token)``."""
 
     key: RequestKey
-    tables: tuple[tuple[int, ...], ...]
+    tables: BlockTables
     from_token: int
     to_token: int
     kind = DEvent.LOAD

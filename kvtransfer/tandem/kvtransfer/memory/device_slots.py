@@ -23,9 +23,7 @@ from tandem.kvtransfer.memory.packing import (
     SEEN_AT,
     WHOLE,
     Header,
-    NarrowPacking,
     Packing,
-    PartPacking,
     digest_at,
     header_bytes,
 )
@@ -283,20 +281,14 @@ class DeviceSlots(_OnStream):
         return self.rows[slot, :HEADER_BYTES]
 
     def _numbers(self, slot: int, block_ids: Sequence[int], packing: Packing) -> Tensor:
-        """Return int64 [len(block_ids)]: of whole blocks on the device, of parts on the host, where
-        copies are queued one by one. The slot's place is free: its earlier copy has ended."""
+        """Return int64 [len(block_ids)]: on the device, or on the host if copies are queued one by
+        one. The slot's place is free: its earlier copy has ended."""
         count = len(block_ids)
-        if _is_of_parts(packing):
+        if packing.one_by_one:
             return torch.tensor(block_ids, dtype=torch.int64)
         here, there = self._ids[slot, :count], self._ids_there[slot, :count]
         here.numpy()[:] = block_ids
         return there.copy_(here, non_blocking=True)
-
-
-def _is_of_parts(packing: Packing) -> bool:
-    while isinstance(packing, NarrowPacking):
-        packing = packing.inner
-    return isinstance(packing, PartPacking)
 
 
 class MappedSlots(DeviceSlots):

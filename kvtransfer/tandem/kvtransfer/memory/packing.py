@@ -1,13 +1,13 @@
 """Packings of KV cache blocks into the payload of a slot, and back: whole, in parts, or as fp8.
 
-If block sizes differ, the larger end gathers or scatters parts of its blocks, each a block of the
-smaller end. ``part_ids`` numbers them.
+A group's KV is at the start of a block, which may be larger. If block sizes differ, the larger end
+gathers or scatters parts of its blocks, each a block of the smaller end. ``part_ids`` numbers them.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
@@ -23,7 +23,7 @@ from tandem.kernels.blocks import (
 )
 from tandem.kernels.narrow import narrow, widen
 from tandem.kvtransfer.handoff.form import Form, WireDtype
-from tandem.protocol.card import HANDOFF_VERSION, KVGroup
+from tandem.protocol.card import HANDOFF_VERSION, KVGroup, KVKind
 from tandem.protocol.errors import WireError
 from tandem.protocol.ids import Incarnation, RequestKey
 
@@ -112,6 +112,9 @@ NOBODYS = Header(bytes(16), bytes(16), Incarnation(bytes(16)), 0, 0, 0, 0, HEADE
 class Packing:
     """Packing of whole blocks, unchanged."""
 
+    one_by_one = False
+    """Whether blocks are copied one by one, by numbers on the host."""
+
     def block_bytes(self, kv_cache: Tensor) -> int:
         """Return the bytes of a block in the payload."""
         return kv_cache.shape[1]
@@ -130,21 +133,56 @@ WHOLE = Packing()
 
 
 @dataclass(frozen=True, slots=True)
-class PartPacking(Packing):
-    """Packing of parts of blocks, unchanged."""
+class SlicePacking(Packing):
+    """Packing of the first ``nbytes`` bytes of blocks, unchanged."""
 
-    parts: int
-    rows: int
-    """Contiguous runs of a block's tokens."""
+    nbytes: int
+    one_by_one = True
 
     def block_bytes(self, kv_cache: Tensor) -> int:
-        return kv_cache.shape[1] // self.parts
+        return self.nbytes
 
     def pack(self, kv_cache: Tensor, ids: Tensor, payload: Tensor) -> None:
-        pack_parts(kv_cache, ids, payload, self.rows)
+        for row, block in zip(payload, ids.tolist(), strict=True):
+            row.copy_(kv_cache[block, : self.nbytes])
 
     def unpack(self, payload: Tensor, ids: Tensor, kv_cache: Tensor) -> None:
-        unpack_parts(payload, ids, kv_cache, self.rows)
+        for row, block in zip(payload, ids.tolist(), strict=True):
+            kv_cache[block, : self.nbytes].copy_(row)
+
+
+@dataclass(frozen=True, slots=True)
+class PartPacking(Packing):
+    """Packing of equal parts of the first ``nbytes`` bytes of blocks, unchanged."""
+
+    nbytes: int
+    parts: int
+    rows: int
+    """Contiguous runs of tokens in these bytes."""
+    one_by_one = True
+
+    def block_bytes(self, kv_cache: Tensor) -> int:
+        return self.nbytes // self.parts
+
+    def pack(self, kv_cache: Tensor, ids: Tensor, payload: Tensor) -> None:
+        for blocks, parts, some in self._dense(kv_cache, ids, payload):
+            pack_parts(blocks, parts, some, self.rows)
+
+    def unpack(self, payload: Tensor, ids: Tensor, kv_cache: Tensor) -> None:
+        for blocks, parts, some in self._dense(kv_cache, ids, payload):
+            unpack_parts(some, parts, blocks, self.rows)
+
+    def _dense(
+        self, kv_cache: Tensor, ids: Tensor, payload: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield dense blocks, [n, nbytes], numbers of parts in them, and the parts' places in the
+        payload: all at once, or one by one if blocks are larger."""
+        if kv_cache.shape[1] == self.nbytes:
+            yield kv_cache, ids, payload
+            return
+        for one, at in zip(payload, ids.tolist(), strict=True):
+            block, part = divmod(at, self.parts)
+            yield kv_cache[block : block + 1, : self.nbytes], torch.tensor([part]), one[None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +194,10 @@ class NarrowPacking(Packing):
     """Packing of the numbers in the KV cache's type."""
     rows: int
     dtype: torch.dtype
+
+    @property
+    def one_by_one(self) -> bool:  # type: ignore[override]
+        return self.inner.one_by_one
 
     def block_bytes(self, kv_cache: Tensor) -> int:
         return self.inner.block_bytes(kv_cache) // self.dtype.itemsize + 4 * self.rows
@@ -180,25 +222,33 @@ class NarrowPacking(Packing):
         return held.view(self.dtype).view(1, self.rows, -1)
 
 
-def packing_of(form: Form | None, group: KVGroup) -> Packing:
-    """Return the packing of parts of this form for a worker with blocks of this group."""
-    if form is None:
-        return WHOLE
-    count = group.block_size // form.block_size
-    inner = WHOLE if count == 1 else PartPacking(count, group.num_rows)
-    if form.dtype is WireDtype.AUTO:
+def packing_of(form: Form | None, group: KVGroup, block_bytes: int) -> Packing:
+    """Return the packing of parts of this form for a worker with this group in blocks of
+    ``block_bytes``."""
+    count = _parts_of(form, group)
+    inner = WHOLE if group.block_bytes == block_bytes else SlicePacking(group.block_bytes)
+    if count > 1:
+        inner = PartPacking(group.block_bytes, count, group.num_rows)
+    if form is None or form.dtype is WireDtype.AUTO or group.kind is KVKind.STATE:
         return inner
     return NarrowPacking(inner, group.num_rows, getattr(torch, group.dtype))
 
 
+def _parts_of(form: Form | None, group: KVGroup) -> int:
+    if form is None or group.kind is KVKind.STATE:
+        return 1
+    return group.block_size // form.block_size
+
+
 def part_ids(
-    block_ids: Sequence[int], start: int, stop: int, block_size: int, form: Form | None
+    block_ids: Sequence[int], start: int, stop: int, group: KVGroup, form: Form | None
 ) -> Sequence[int]:
-    """Return the numbers that a packing takes, for tokens [start, stop) in these blocks."""
-    if form is None or form.block_size == block_size:
+    """Return the numbers that a packing takes, for tokens [start, stop) of a group in these
+    blocks."""
+    count = _parts_of(form, group)
+    if form is None or count == 1:
         return block_ids
-    size, count = form.block_size, block_size // form.block_size
-    first = start // block_size
+    size, first = form.block_size, start // group.block_size
     return [
         block_ids[at // count - first] * count + at % count
         for at in range(start // size, -(-stop // size))

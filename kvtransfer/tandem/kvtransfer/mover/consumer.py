@@ -168,7 +168,7 @@ class ConsumerMover(LinkedMover):
         self.throughput = Throughput(
             parts.metrics,
             self.book,
-            token_bytes=parts.layout.block_bytes / parts.layout.block_size,
+            token_bytes=parts.layout.token_bytes,
             slow_seconds=parts.config.kv_slow_seconds,
         )
         self.reads = Reads(parts.transports, parts.layout, parts.shard, parts.notify)
@@ -213,8 +213,7 @@ class ConsumerMover(LinkedMover):
             if pull is not None and pull.direct and pull.state is DState.WAITING:
                 self._hashes[item.key] = item.hashes
             self.phases.wanted(item.key)
-            tables = (item.block_ids,)
-            load = d_events.Load(item.key, tables, item.from_token, item.to_token)
+            load = d_events.Load(item.key, item.tables, item.from_token, item.to_token)
             return self.table.apply(load, now)
         return self.table.apply(item, now)
 

@@ -154,7 +154,7 @@ def form_with(card: ProducerCard, parts: MoverParts, policy: ConsumerPolicy) -> 
         return form_of_copies(policy.groups, own, theirs, most)
     asked = {card.wire_dtype, WireDtype(parts.config.kv_wire_dtype)}
     dtype = WireDtype.FP8 if WireDtype.FP8 in asked else WireDtype.AUTO
-    return form_of_parts(policy.groups, own, theirs, theirs, dtype)
+    return form_of_parts(policy.groups, own, theirs, dtype)
 
 
 logger = logging.getLogger(__name__)

@@ -28,8 +28,7 @@ from tandem.kvtransfer.control.mail import (
     SendMessage,
 )
 from tandem.kvtransfer.handoff import pull as d_events
-from tandem.kvtransfer.handoff.actions import Action, Millis
-from tandem.kvtransfer.handoff.form import Form
+from tandem.kvtransfer.handoff.actions import Action, Millis, Pack, Unpack
 from tandem.kvtransfer.handoff.manifest import Group
 from tandem.kvtransfer.handoff.messages import Message
 from tandem.kvtransfer.memory.blocks import Blocks, BlockTags, SharedTags
@@ -47,6 +46,7 @@ from tandem.link.naps import nap_precisely
 from tandem.link.wake_queue import SHORT_SECONDS, WakeQueue
 from tandem.protocol.card import DTYPE_BYTES, Fingerprint, KVLayout, Shard
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
+from tandem.protocol.kv import BlockTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Reserved:
     """The engine has blocks for tokens [from_token, to_token)."""
 
     key: RequestKey
-    block_ids: tuple[int, ...]
+    tables: BlockTables
     from_token: int
     to_token: int
     hashes: tuple[BlockHash, ...] = ()
@@ -126,10 +126,10 @@ class MoverParts:
             for group in self.layout.groups
         )
 
-    def packing(self, form: Form | None, block_ids: Sequence[int], start: int, stop: int) -> Packed:
-        group = self.layout.groups[0]
-        ids = part_ids(block_ids, start, stop, group.block_size, form)
-        return Packed(packing_of(form, group), ids)
+    def packing(self, item: Pack | Unpack) -> Packed:
+        group = self.layout.groups[item.group]
+        ids = part_ids(item.block_ids, item.start, item.stop, group, item.form)
+        return Packed(packing_of(item.form, group, self.layout.block_bytes), ids)
 
     @property
     def shard(self) -> Shard:

@@ -59,7 +59,7 @@ from tandem.kvtransfer.mover.make_slots import pattern, slots_for
 from tandem.kvtransfer.mover.mover import MOVE_NAP_SECONDS, Mover, MoverParts
 from tandem.kvtransfer.transports.base import why_unmet
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
-from tandem.protocol.kv import Fence
+from tandem.protocol.kv import BlockTables, Fence
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class Packs:
         """Begin to pack a part; its hand-off must still hold the blocks. Without room on the
         device, the part fails after its queued work."""
         started, parts = time.perf_counter(), self._parts
-        packed = parts.packing(item.form, item.block_ids, item.start, item.stop)
+        packed = parts.packing(item)
         nbytes = HEADER_BYTES + len(packed.ids) * packed.packing.block_bytes(parts.kv_cache)
         header = Header(
             key=key_digest(item.key),
@@ -143,7 +143,7 @@ class Computed:
     """The engine launched a chunk; ``fence`` is after its last KV write."""
 
     key: RequestKey
-    block_ids: tuple[int, ...]
+    tables: BlockTables
     upto: int
     fence: Fence
     hashes: tuple[BlockHash, ...] = ()
@@ -274,7 +274,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
                 self._hashes[item.key] = item.hashes
                 if item.upto == export.num_tokens and not item.fence.done():
                     self._wake_for(export)
-            return self.table.apply(p_events.Launched(item.key, (item.block_ids,), item.upto), now)
+            return self.table.apply(p_events.Launched(item.key, item.tables, item.upto), now)
         if isinstance(item, p_events.Admit):
             up = item.consumer in self.table.links
             direct = item.consumer in self._direct_links

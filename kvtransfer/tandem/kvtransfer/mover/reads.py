@@ -30,9 +30,10 @@ from tandem.kvtransfer.transports.base import (
     Timed,
     Transport,
     part_extents,
+    state_extents,
 )
 from tandem.kvtransfer.waiting import is_foretold, nap_before, watch
-from tandem.protocol.card import KVLayout, Shard
+from tandem.protocol.card import KVKind, KVLayout, Shard
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import Incarnation, RequestKey
 
@@ -125,7 +126,7 @@ class Unpacks:
                 wrong.append(Emptied(item, started, fault))
                 continue
             assert item.slot is not None, "copies are judged by their tags"
-            packed = self._parts.packing(item.form, item.block_ids, item.start, item.stop)
+            packed = self._parts.packing(item)
             kv_cache = self._parts.kv_cache
             try:
                 move = self._memory.unpack(item.slot, packed.ids, kv_cache, packed.packing)
@@ -186,9 +187,8 @@ class Reads:
         self.expected = math.inf
         """Predicted end of the first copy, by ``time.monotonic``; inf if unknown. Read by any
         thread."""
-        self._block_bytes = layout.block_bytes
-        self._group = layout.groups[0]
-        self._end = End(layout.block_size, shard)
+        self._groups = layout.groups
+        self._end = End(layout.block_size, layout.block_bytes, shard)
         self._open: dict[tuple[str, Ticket], tuple[Read, float]] = {}
         self._timed = [each for each in transports.values() if isinstance(each, Timed)]
         self._lives: dict[Incarnation, _Life] = {}
@@ -285,10 +285,13 @@ class Reads:
     def _blocks(self, item: Read, welcome: ProducerCard) -> Sequence[Extent]:
         blocks = item.block_ids, item.remote_blocks
         if item.form is None:
-            return BlockExtents(*blocks, self._block_bytes)
+            return BlockExtents(*blocks, self._end.block_bytes)
         shard = Shard(welcome.tensor_parallel_rank, welcome.tensor_parallel_size)
-        theirs = End(item.form.block_size, shard)
-        return part_extents(*blocks, item.start, item.stop, self._group, self._end, theirs)
+        theirs = End(item.form.block_size, welcome.block_bytes, shard)
+        group = self._groups[item.group]
+        if group.kind is KVKind.STATE:
+            return state_extents(*blocks, group, self._end, theirs)
+        return part_extents(*blocks, item.start, item.stop, group, self._end, theirs)
 
     def ended(self) -> list[Ended]:
         """Return and forget terminal reads; return reads of unknown state once each."""

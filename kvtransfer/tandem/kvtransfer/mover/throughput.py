@@ -125,7 +125,7 @@ class Throughput:
             pull = pulls.get(key)
             if pull is None:
                 continue
-            announced = max(0, pull.upto - (pull.start or 0) - pull.unpacked) * self._token_bytes
+            announced = pull.waiting * self._token_bytes
             waiting[pull.producer] = waiting.get(pull.producer, 0.0) + announced
             if announced and pull.start is not None:  # else it waits for blocks of D's
                 comes.add(pull.producer)
@@ -179,7 +179,7 @@ class Throughput:
             seconds,
             pull.num_tokens or 0,
             phase,
-            pull.unpacked * self._token_bytes / 1e6,
+            max(0.0, nbytes - pull.waiting * self._token_bytes) / 1e6,
             nbytes / 1e6,
             link.best_read / 1e9,
             link.unsaid,

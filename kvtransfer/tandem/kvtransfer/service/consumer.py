@@ -26,6 +26,7 @@ from tandem.link.curve import CurveGuard
 from tandem.protocol.card import Fingerprint, KVLayout
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
+from tandem.protocol.kv import BlockTables
 from tandem.protocol.messages import PeerHealth
 
 
@@ -150,16 +151,16 @@ class HandoffConsumer:
     def begin_load(
         self,
         key: RequestKey,
-        block_ids: Sequence[int],
+        tables: BlockTables,
         from_token: int,
         to_token: int,
         hashes: Sequence[BlockHash] = (),
     ) -> None:
-        """Load tokens [from_token, to_token) into ``block_ids`` (the whole table, local hits first)
+        """Load tokens [from_token, to_token) into ``tables`` (whole ones, by group, hits first)
         after ``Ready``, which names ``to_token``. ``from_token`` is a multiple of the block size,
         or ``to_token`` if only token 1 is missing. ``hashes``, made with ``hashed_as``, are of all
         full blocks."""
-        self._mover.inbox.put(Reserved(key, tuple(block_ids), from_token, to_token, tuple(hashes)))
+        self._mover.inbox.put(Reserved(key, tables, from_token, to_token, tuple(hashes)))
 
     def cancel(self, key: RequestKey) -> None:
         """Cancel the key; ``Cancelled`` follows, unless another ending is already queued."""

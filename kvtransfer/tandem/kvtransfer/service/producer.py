@@ -8,6 +8,7 @@ the prompt.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
@@ -18,6 +19,7 @@ from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.control.server import ControlServer
 from tandem.kvtransfer.events import ProducerEvent
 from tandem.kvtransfer.handoff import export as p_events
+from tandem.kvtransfer.handoff.manifest import num_required
 from tandem.kvtransfer.handoff.messages import MAX_BLOCKS
 from tandem.kvtransfer.mover.producer import Computed, ProducerMover
 from tandem.kvtransfer.service.parts import make_parts, tell_transports
@@ -26,7 +28,7 @@ from tandem.link.curve import CurveGuard
 from tandem.protocol.card import Fingerprint, KVLayout
 from tandem.protocol.errors import Refusal, RefusalCode
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
-from tandem.protocol.kv import Fence, FirstToken, Released
+from tandem.protocol.kv import BlockTables, Fence, FirstToken, Released
 from tandem.protocol.messages import PeerHealth
 
 
@@ -158,6 +160,7 @@ class HandoffProducer:
             welcome=self._mover.welcome,
         )
         self._mover.control = self._channel
+        self._layout = layout
         self._quota = Quota(num_blocks, config.kv_lease_quota, config.kv_lease_backlog)
         self._finished: set[RequestKey] = set()
         self._past: OrderedDict[RequestKey, str] = OrderedDict()
@@ -171,6 +174,20 @@ class HandoffProducer:
     def max_blocks(self) -> int:
         """Return the blocks of the largest hand-off that can be admitted."""
         return min(self._quota.limit, MAX_BLOCKS) if self._only_copies else self._quota.limit
+
+    @property
+    def max_tokens(self) -> int:
+        """Return the tokens of the largest hand-off that can be admitted."""
+        return self.tokens_in(self.max_blocks)
+
+    def tokens_in(self, num_blocks: int) -> int:
+        """Return the most tokens, in at most ``num_blocks`` full blocks of each group, whose KV of
+        all groups takes at most ``num_blocks``."""
+        size = self._layout.block_size
+        longest = range(size, (num_blocks + 1) * size, size)
+        return size * bisect_right(
+            longest, num_blocks, key=lambda tokens: num_required(self._layout, tokens)
+        )
 
     def start(self) -> None:
         self._mover.start()
@@ -188,7 +205,6 @@ class HandoffProducer:
         key: RequestKey,
         *,
         num_tokens: int,
-        num_blocks: int,
         consumer: Incarnation,
         budget_ms: int | None,
     ) -> Refusal | None:
@@ -196,6 +212,7 @@ class HandoffProducer:
 
         A consumer that requests a refused key gets GONE.
         """
+        num_blocks = num_required(self._layout, num_tokens)
         refusal = (
             self._why_not(key, consumer)
             or self._why_too_long(consumer, num_blocks)
@@ -248,15 +265,15 @@ class HandoffProducer:
     def computed(
         self,
         key: RequestKey,
-        block_ids: Sequence[int],
+        tables: BlockTables,
         upto: int,
         fence: Fence,
         hashes: Sequence[BlockHash] = (),
     ) -> None:
-        """Report that ``block_ids`` hold tokens [0, upto) once ``fence`` is done. ``hashes``, if
-        any, are of all full blocks."""
+        """Report that the blocks of ``tables`` hold tokens [0, upto) once ``fence`` is done.
+        ``hashes``, if any, are of all full blocks."""
         self._quota.start(key)
-        self._mover.inbox.put(Computed(key, tuple(block_ids), upto, fence, tuple(hashes)))
+        self._mover.inbox.put(Computed(key, tables, upto, fence, tuple(hashes)))
 
     def final(self, key: RequestKey, first: Sequence[FirstToken], finish: str | None) -> None:
         """Report token 1 of each choice; ``finish`` if it ended all choices."""

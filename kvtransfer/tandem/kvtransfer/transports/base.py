@@ -280,9 +280,10 @@ class PartExtents(Sequence[Extent]):
 
 
 class End(NamedTuple):
-    """A KV cache: the tokens of its blocks, and the heads in them."""
+    """A KV cache: the tokens and bytes of its blocks, and the heads in them."""
 
     block_size: int
+    block_bytes: int
     shard: Shard
 
 
@@ -305,16 +306,27 @@ def part_extents(
     layers = np.arange(2 * group.num_layers, dtype=np.int64)[:, None]
     at = np.arange(start // unit, -(-stop // unit), dtype=np.int64) * unit
 
-    def places(blocks: Sequence[int], size: int, own: range) -> tuple[Numbers, Numbers]:
+    def places(blocks: Sequence[int], end: End, own: range) -> tuple[Numbers, Numbers]:
         """Return the index of the block of each unit, and offsets [units * runs] in the KV
         cache."""
+        size = end.block_size
         runs = (layers * len(own) + heads - own.start).reshape(1, -1) * size
         index = at // size - start // size
-        block = np.array(blocks, dtype=np.int64)[index] * (2 * group.num_layers * len(own) * size)
-        return index, ((block + at % size)[:, None] + runs).reshape(-1) * width
+        block = np.array(blocks, dtype=np.int64)[index] * end.block_bytes
+        return index, (block[:, None] + ((at % size)[:, None] + runs) * width).reshape(-1)
 
-    index, sources = places(remote_blocks, theirs.block_size, there)
-    _, targets = places(block_ids, mine.block_size, here)
+    index, sources = places(remote_blocks, theirs, there)
+    _, targets = places(block_ids, mine, here)
     runs = len(sources) // len(at)
     ends = (np.flatnonzero(np.diff(index, append=-1)) + 1) * runs - 1
     return PartExtents(sources, targets, unit * width, remote_blocks, ends.tolist())
+
+
+def state_extents(
+    block_ids: Sequence[int], remote_blocks: Sequence[int], group: KVGroup, mine: End, theirs: End
+) -> PartExtents:
+    """Return the extent of the state in one block of P's, for one of D's (of ``group``)."""
+    ends = range(len(remote_blocks))
+    sources = np.array(remote_blocks, dtype=np.int64) * theirs.block_bytes
+    targets = np.array(block_ids, dtype=np.int64) * mine.block_bytes
+    return PartExtents(sources, targets, group.block_bytes, remote_blocks, ends)

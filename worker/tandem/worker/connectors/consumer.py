@@ -15,7 +15,7 @@ from tandem.kvtransfer import events
 from tandem.protocol.errors import Refusal, RefusalCode
 from tandem.protocol.hashing import hash_blocks, root_hash
 from tandem.protocol.ids import BlockHash, RequestKey
-from tandem.protocol.kv import Fence, FirstToken, Ready, Released
+from tandem.protocol.kv import BlockTables, Fence, FirstToken, Ready, Released
 from tandem.protocol.requests import Consume
 
 if TYPE_CHECKING:  # imports torch, which simulations lack
@@ -64,12 +64,12 @@ class DecodeConnector:
         pull = self._pulls.get(request.key)
         return _NOTHING if pull is None or pull.loading else pull.ready
 
-    def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
+    def begin_load(self, request: Request, tables: BlockTables, tokens: range) -> None:
         pull = self._pulls.get(request.key)
         if pull is not None:
             pull.loading = True
             hashes = self._hashes(request, tokens.stop) if self._consumer.wants_hashes else ()
-            self._consumer.begin_load(request.key, block_ids, tokens.start, tokens.stop, hashes)
+            self._consumer.begin_load(request.key, tables, tokens.start, tokens.stop, hashes)
 
     def _hashes(self, request: Request, num_tokens: int) -> Sequence[BlockHash]:
         peers = self._consumer.hashed_as(request.key)
@@ -87,9 +87,7 @@ class DecodeConnector:
     def started(self, request: Request) -> None:
         """Do nothing: a decode worker exports no KV."""
 
-    def computed(
-        self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
-    ) -> None:
+    def computed(self, request: Request, tables: BlockTables, tokens: range, done: Fence) -> None:
         """Do nothing: a decode worker exports no KV."""
 
     def first_tokens(

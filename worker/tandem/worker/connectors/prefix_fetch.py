@@ -39,6 +39,7 @@ from tandem.kvtransfer.handoff.messages import MAX_PULLED_BLOCKS
 from tandem.protocol.errors import FailCause, Refusal
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 from tandem.protocol.kv import (
+    BlockTables,
     Fence,
     FirstToken,
     Loaded,
@@ -188,7 +189,7 @@ class PullConnector:
             return _NOTHING
         return Remote(Lookup.READY, pull.ready)
 
-    def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
+    def begin_load(self, request: Request, tables: BlockTables, tokens: range) -> None:
         pull = self._pulls[request.key.for_pull]
         pull.tokens = tokens
         if pull.over:
@@ -196,14 +197,12 @@ class PullConnector:
             return
         wants = self._consumer.wants_hashes
         hashes = request.hashes_upto(tokens.stop // self._block_size) if wants else ()
-        self._consumer.begin_load(pull.key.for_pull, block_ids, tokens.start, tokens.stop, hashes)
+        self._consumer.begin_load(pull.key.for_pull, tables, tokens.start, tokens.stop, hashes)
 
     def started(self, request: Request) -> None:
         """Do nothing: a pull exports no KV."""
 
-    def computed(
-        self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
-    ) -> None:
+    def computed(self, request: Request, tables: BlockTables, tokens: range, done: Fence) -> None:
         """Do nothing: a pull exports no KV."""
 
     def first_tokens(
@@ -351,15 +350,13 @@ class LendConnector:
     def lookup(self, request: Request, num_local: int) -> Remote:
         return _NOTHING
 
-    def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
+    def begin_load(self, request: Request, tables: BlockTables, tokens: range) -> None:
         raise AssertionError("a lender loads nothing")
 
     def started(self, request: Request) -> None:
         """Do nothing: computed blocks are lent once they are cached."""
 
-    def computed(
-        self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
-    ) -> None:
+    def computed(self, request: Request, tables: BlockTables, tokens: range, done: Fence) -> None:
         """Do nothing: computed blocks are lent once they are cached."""
 
     def first_tokens(
@@ -402,17 +399,15 @@ class LendConnector:
             return self._decline(wanted, "quota")
         room = int(self._share * cache.num_blocks) - self.num_lent
         room = min(room, producer.max_blocks - producer.leased_blocks())
-        if room <= 0:
+        spans = producer.tokens_in(room) // cache.block_size
+        if not spans:
             return self._decline(wanted, "quota")
-        loan = cache.lend(key, wanted.hashes[:room])
+        loan = cache.lend(key, wanted.hashes[:spans])
         if loan is None:
             return self._decline(wanted, "evicted")
-        count = len(loan.block_ids)
-        num_tokens = count * cache.block_size
         refusal = producer.admit(
             key,
-            num_tokens=num_tokens,
-            num_blocks=count,
+            num_tokens=loan.num_tokens,
             consumer=wanted.consumer,
             budget_ms=wanted.budget_ms,
         )
@@ -420,12 +415,13 @@ class LendConnector:
             logger.debug("%s is not lent: %s", key, refusal.message)
             self._metrics.declined.labels("refused").inc()
             return [Released(key)]
-        self._lent[key] = count
-        hashes = wanted.hashes[:count] if producer.wants_hashes else ()
-        producer.computed(key, loan.block_ids, num_tokens, loan.fence, hashes)
+        self._lent[key] = sum(block >= 0 for table in loan.tables for block in table)
+        known = loan.num_tokens // cache.block_size
+        hashes = wanted.hashes[:known] if producer.wants_hashes else ()
+        producer.computed(key, loan.tables, loan.num_tokens, loan.fence, hashes)
         producer.final(key, (), None)
         producer.finished(key)
-        self._metrics.lent.inc(num_tokens)
+        self._metrics.lent.inc(loan.num_tokens)
         return []
 
     def _decline(self, wanted: events.Wanted, why: str) -> list[Event]:

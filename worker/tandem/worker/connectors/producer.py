@@ -13,10 +13,9 @@ from tandem.engine.request import Request
 from tandem.engine.scheduler.connector import Event, Hold, Lookup, Remote
 from tandem.engine.scheduler.request_table import ABORT, FAILED
 from tandem.kvtransfer import events
-from tandem.protocol.card import blocks_for
 from tandem.protocol.errors import Refusal
 from tandem.protocol.ids import RequestKey
-from tandem.protocol.kv import Fence, FirstToken, Released
+from tandem.protocol.kv import BlockTables, Fence, FirstToken, Released
 from tandem.protocol.requests import Produce
 
 if TYPE_CHECKING:  # imports torch, which simulations lack
@@ -49,7 +48,6 @@ class PrefillConnector:
         refusal = self._producer.admit(
             request.key,
             num_tokens=request.num_prefill,
-            num_blocks=blocks_for(request.num_prefill, self._block_size),
             consumer=kv.consumer,
             budget_ms=request.source.budget_ms,
         )
@@ -62,7 +60,7 @@ class PrefillConnector:
         waits = request.key in self._exports and not self._producer.may_start(request.key)
         return _LATER if waits else _NOTHING
 
-    def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
+    def begin_load(self, request: Request, tables: BlockTables, tokens: range) -> None:
         raise AssertionError("a prefill worker loads nothing")
 
     def started(self, request: Request) -> None:
@@ -70,13 +68,11 @@ class PrefillConnector:
         if request.key in self._exports:
             self._producer.started(request.key)
 
-    def computed(
-        self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
-    ) -> None:
+    def computed(self, request: Request, tables: BlockTables, tokens: range, done: Fence) -> None:
         if request.key in self._exports:
             wants = self._producer.wants_hashes
             hashes = request.hashes_upto(tokens.stop // self._block_size) if wants else ()
-            self._producer.computed(request.key, block_ids, tokens.stop, done, hashes)
+            self._producer.computed(request.key, tables, tokens.stop, done, hashes)
 
     def first_tokens(
         self, request: Request, first: Sequence[FirstToken], finish: str | None

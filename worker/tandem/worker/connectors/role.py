@@ -182,7 +182,7 @@ def with_pulls(
         BothWays(ends.producer, ends.consumer),
         compose([own, pulls, lender]),
         ends.producer.control,
-        None if lends_only else ends.producer.max_blocks * size,
+        None if lends_only else ends.producer.max_tokens,
         kv.kv_pull_peers,
         lender.lend_from,
     )

@@ -13,14 +13,16 @@ from typing import Any
 from tandem.engine.config.facts import ModelFacts
 from tandem.engine.config.families.base import Family
 from tandem.engine.config.families.bert import Bert, ColBert, Roberta
-from tandem.engine.config.families.llama import Llama, Qwen2, Qwen3
+from tandem.engine.config.families.gemma import Gemma3
+from tandem.engine.config.families.llama import Llama, Mistral, Qwen2, Qwen3
+from tandem.engine.config.families.qwen3_5 import Qwen3_5
 from tandem.protocol.errors import InvalidParameter
 
 _MISSING = {
     "a mixture of experts": "MoE|Moe|Mixtral|Deepseek|DeepSeek|GptOss|Dbrx|Grok|Llama4|OlmoE"
     "|Phimoe|MiniMax|Kimi|HunYuan|Arctic",
     "images": "VL|Vision|Llava|LLaVA|Pixtral|Mistral3|Idefics|Mllama|Paligemma|PaliGemma|Fuyu"
-    "|InternVL|Gemma3ForCond|Gemma3nForCond|Phi3V|Phi4MM|Molmo|Ovis|CLIP|Clip|Siglip|ViT",
+    "|InternVL|Qwen3_5ForCond|Gemma3ForCond|Gemma3nForCond|Phi3V|Phi4MM|Molmo|Ovis|CLIP|Clip|Siglip|ViT",
     "audio": "Whisper|Audio|Ultravox|Voxtral|Omni|Wav2Vec|Speech",
     "layers that keep a recurrent state": "Mamba|Jamba|Bamba|Rwkv|RWKV|NemotronH|Zamba"
     "|RecurrentGemma|Qwen3Next|GraniteMoeHybrid|FalconH1|Plamo2|Lfm2",
@@ -77,7 +79,17 @@ def _ending(name: str) -> str:
 
 __all__ = ["FAMILIES", "Family", "check_architecture", "check_servable", "family_of"]
 
-_ALL: tuple[type[Family], ...] = (Llama, Qwen2, Qwen3, Bert, Roberta, ColBert)
+_ALL: tuple[type[Family], ...] = (
+    Llama,
+    Mistral,
+    Qwen2,
+    Qwen3,
+    Gemma3,
+    Qwen3_5,
+    Bert,
+    Roberta,
+    ColBert,
+)
 FAMILIES: dict[str, Family] = {
     name.removesuffix(each.saved_as[0]) + sibling: each()
     for each in _ALL

@@ -51,6 +51,7 @@ def encoder_facts(config: Mapping[str, Any], *, position_offset: int) -> Mapping
         raise InvalidParameter("config.json: type_vocab_size", types, "a positive integer")
     return {
         "max_position_embeddings": positions - position_offset,
+        "layer_kinds": (),
         "encoder": EncoderFacts(
             num_positions=positions,
             position_offset=position_offset,

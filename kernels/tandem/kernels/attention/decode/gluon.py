@@ -8,14 +8,13 @@ Roofline: bytes of K and V over the memory's read rate; see bench/results/attent
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 import triton
 from torch import Tensor
 
-from tandem.kernels.attention.batch import PagedBatch
+from tandem.kernels.attention.batch import PagedBatch, Scores
 from tandem.kernels.attention.descriptors import TokenRows
 from tandem.kernels.launch import dependent, generation, sm_count
 from tandem.kernels.launch.launcher import Launcher
@@ -51,20 +50,21 @@ class Tuning:
 DEFAULT = Tuning()
 
 
-def decode(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
+def decode(q: Tensor, kv: Tensor, batch: PagedBatch, scores: Scores) -> Tensor:
     """See the wrapper; other calls than ``takes`` go to the plain Triton kernel."""
-    if not takes(q, kv, batch):
-        return plain.decode(q, kv, batch, scale)
+    if not takes(q, kv, batch, scores):
+        return plain.decode(q, kv, batch, scores)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    launch(q, kv, batch, scale, out, DEFAULT)
+    launch(q, kv, batch, scores, out, DEFAULT)
     return out
 
 
-def takes(q: Tensor, kv: Tensor, batch: PagedBatch) -> bool:
+def takes(q: Tensor, kv: Tensor, batch: PagedBatch, scores: Scores) -> bool:
     """Return whether the kernel supports a call: Hopper, 16-bit types, head size 64 or 128, pages
-    of whole tiles, few query rows."""
+    of whole tiles, few query rows, scores without caps, sinks and slopes."""
     return (
         generation(q.device) == 9
+        and scores.plain
         and q.dtype in (torch.bfloat16, torch.float16)
         and kv.shape[4] in (64, 128)
         and kv.shape[3] % TILE == 0
@@ -83,7 +83,7 @@ def launch(
     q: Tensor,
     kv: Tensor,
     batch: PagedBatch,
-    scale: float,
+    scores: Scores,
     out: Tensor,
     tuning: Tuning,
 ) -> None:
@@ -91,7 +91,7 @@ def launch(
     kv_heads, page, dim = kv.shape[2:]
     kept = kept_rows(q, kv, batch)
     num = sm_count(q.device) * tuning.shares_per_sm
-    shares, planned = shares_of(batch, kv, Cut(num, kept, TILE, tuning.pieces))
+    shares, planned = shares_of(batch, kv, Cut(num, kept, TILE, tuning.pieces, scores.window))
     rows = TokenRows.of(kv)
     pdl = dependent(q.device)
     _decode_stream(
@@ -113,12 +113,13 @@ def launch(
         rows.block,
         rows.two,
         rows.head,
-        scale * math.log2(math.e),
+        scores.in_log2()[0],
         KV_HEADS=kv_heads,
         GROUP=q.shape[1] // kv_heads,
         D=dim,
         PAGE=page,
         TILE=TILE,
+        WINDOW=scores.window or 0,
         N=max(8, kept),
         KEPT=kept,
         WIDE=max(2, 32 // kept),

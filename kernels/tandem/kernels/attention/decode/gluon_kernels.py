@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from tandem.kernels.attention.gluon_kernels import blank_tail
+from tandem.kernels.attention.gluon_kernels import blank_rows
 from tandem.kernels.launch.gluon_kernels import (
     barrier,
     load_box,
@@ -125,11 +125,22 @@ def _place(plan, FIELDS: gl.constexpr):
 
 
 @gluon.jit
-def _reach(tile, left, length, TILE: gl.constexpr):
-    """Return the pair's tiles, those within a share with `left` units, and their end."""
-    tiles = gl.maximum(gl.cdiv(length, TILE), 1)
+def _skipped(length, queries, TILE: gl.constexpr, WINDOW: gl.constexpr):
+    """Return the tiles before the window of a sequence's first query, as plan_kernels.py counts."""
+    return gl.maximum(length - gl.maximum(queries, 1) - WINDOW + 1, 0) // TILE if WINDOW else 0
+
+
+@gluon.jit
+def _reach(tile, left, length, queries, TILE: gl.constexpr, WINDOW: gl.constexpr):
+    """Return the pair's tiles, those within a share with `left` units, and their begin and end.
+
+    `tile` counts from the first tile of the window, begin and end from that of the sequence.
+    """
+    skipped = _skipped(length, queries, TILE, WINDOW)
+    tiles = gl.maximum(gl.cdiv(length, TILE) - skipped, 1)
     take = gl.minimum(left, tiles - tile)
-    return tiles, take, gl.where(length > 0, tile + take, tile)  # an empty sequence has no key
+    begin = skipped + tile
+    return tiles, take, begin, gl.where(length > 0, begin + take, begin)  # no key if empty
 
 
 @gluon.jit
@@ -158,7 +169,8 @@ def _producer(
     kv_desc, tail_desc, tables, lengths, starts, plan, table_row, block_rows, two_rows, head_rows,
     ks, vs, full, empty,
     KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, TILE: gl.constexpr,
-    STAGES: gl.constexpr, FIELDS: gl.constexpr, AHEAD: gl.constexpr, PDL: gl.constexpr,
+    WINDOW: gl.constexpr, STAGES: gl.constexpr, FIELDS: gl.constexpr, AHEAD: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     if not AHEAD:
         wait(PDL)
@@ -167,12 +179,13 @@ def _producer(
     i = 0
     phase = 1
     while left > 0:
-        tiles, take, end = _reach(tile, left, length, TILE)
+        _, take, begin, end = _reach(tile, left, length, queries, TILE, WINDOW)
+        last = gl.maximum(gl.cdiv(length, TILE), 1) - 1
         table = tables + seq.to(gl.int64) * table_row
-        for j in range(tile, end):
+        for j in range(begin, end):
             row = block * block_rows + head * head_rows + j * TILE % PAGE
             # Read before the ring is waited for, to hide the latency.
-            block = gl.load(table + gl.minimum(j + 1, tiles - 1) * TILE // PAGE)
+            block = gl.load(table + gl.minimum(j + 1, last) * TILE // PAGE)
             mbarrier.wait(empty.index(i), phase)
             if AHEAD:  # noqa: SIM102 - this one is a constant, the other is not
                 if (j + 1) * TILE > length - queries:
@@ -192,7 +205,8 @@ def _producer(
                 length = gl.load(lengths + seq)
                 queries = gl.load(starts + seq + 1) - gl.load(starts + seq)
         if left > 0:
-            block = gl.load(tables + seq.to(gl.int64) * table_row)
+            page = _skipped(length, queries, TILE, WINDOW) * TILE // PAGE
+            block = gl.load(tables + seq.to(gl.int64) * table_row + page)
 
 
 @gluon.jit
@@ -220,11 +234,13 @@ def _score(k, queries, TILE: gl.constexpr, N: gl.constexpr, ML: gl.constexpr):
 @gluon.jit
 def _weigh(
     s, top, mass, ps, key0, seen, scale,
-    TILE: gl.constexpr, N: gl.constexpr, ML: gl.constexpr,
+    TILE: gl.constexpr, N: gl.constexpr, WINDOW: gl.constexpr, ML: gl.constexpr,
 ):  # fmt: skip
     """Take one step of the online softmax: weights to ps [N, TILE]; new maxima, masses, factor."""
     key = gl.expand_dims(key0 + gl.arange(0, TILE, gl.SliceLayout(1, ML)), 1)
     visible = key < gl.expand_dims(seen, 0)
+    if WINDOW:
+        visible = visible & (key >= gl.expand_dims(seen - WINDOW, 0))
     s = gl.where(visible, s * scale, -1e30)
     new = gl.maximum(top, gl.max(s, 0))
     p = gl.where(visible, gl.exp2(s - gl.expand_dims(new, 0)), 0.0)
@@ -236,12 +252,13 @@ def _weigh(
 @gluon.jit
 def _attend(
     first, last, length, seen, scale, i, phase, queries, ps, ks, vs, full, empty,
-    D: gl.constexpr, TILE: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, ML: gl.constexpr,
+    D: gl.constexpr, TILE: gl.constexpr, N: gl.constexpr, WINDOW: gl.constexpr,
+    STAGES: gl.constexpr, ML: gl.constexpr,
 ):  # fmt: skip
     """Sum over tiles first..last - 1: O^T [D, N], maxima, masses, place in the ring.
 
     A mass is the sum of a column's weights, kept as [TILE, N] until the end; `seen` [N] is the
-    number of keys that each column may attend to. Q K^T of the next tile is issued after P V of
+    number of keys up to each column's own. Q K^T of the next tile is issued after P V of
     this one.
     """
     top = gl.full([N], -1e30, gl.float32, gl.SliceLayout(0, ML))
@@ -253,7 +270,7 @@ def _attend(
         s_wait = _score(ks.index(i), queries, TILE, N, ML)
         s = warpgroup_mma_wait(0, deps=[s_wait])
         for j in range(first, last - 1):
-            top, mass, old = _weigh(s, top, mass, ps, j * TILE, seen, scale, TILE, N, ML)
+            top, mass, old = _weigh(s, top, mass, ps, j * TILE, seen, scale, TILE, N, WINDOW, ML)
             fence_async_shared()
             o_wait = warpgroup_mma(vs.index(i).permute((1, 0)), weights, acc * old, is_async=True)
             done = empty.index(i)
@@ -264,9 +281,9 @@ def _attend(
             mbarrier.arrive(done, count=1)
             s = warpgroup_mma_wait(0, deps=[s_wait])
         key0 = (last - 1) * TILE
-        top, mass, old = _weigh(s, top, mass, ps, key0, seen, scale, TILE, N, ML)
+        top, mass, old = _weigh(s, top, mass, ps, key0, seen, scale, TILE, N, WINDOW, ML)
         if key0 + TILE > length:
-            blank_tail(vs.index(i), length - key0, D, TILE)
+            blank_rows(vs.index(i), length - key0, TILE, D, TILE)
         fence_async_shared()
         o_wait = warpgroup_mma(vs.index(i).permute((1, 0)), weights, acc * old, is_async=True)
         acc = warpgroup_mma_wait(0, deps=[o_wait])
@@ -280,8 +297,9 @@ def _consumer(
     q, lengths, starts, out, plan, pieces, stats, arrivals, q_t, q_h, scale,
     qs, ps, ks, vs, full, empty,
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, TILE: gl.constexpr,
-    N: gl.constexpr, KEPT: gl.constexpr, WIDE: gl.constexpr, STAGES: gl.constexpr,
-    FIELDS: gl.constexpr, SPACING: gl.constexpr, AHEAD: gl.constexpr, PDL: gl.constexpr,
+    WINDOW: gl.constexpr, N: gl.constexpr, KEPT: gl.constexpr, WIDE: gl.constexpr,
+    STAGES: gl.constexpr, FIELDS: gl.constexpr, SPACING: gl.constexpr, AHEAD: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     ML: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 16]
@@ -302,11 +320,11 @@ def _consumer(
     i = 0
     phase = 0
     while left > 0:
-        tiles, take, end = _reach(tile, left, length, TILE)
+        tiles, take, begin, end = _reach(tile, left, length, q_len, TILE, WINDOW)
         _fetch_queries(q, qs, q_first, q_len, head, q_t, q_h, GROUP, N, D)
         acc, top, mass, i, phase = _attend(
-            tile, end, length, length - q_len + token + 1, scale, i, phase,
-            qs, ps, ks, vs, full, empty, D, TILE, N, STAGES, ML,
+            begin, end, length, length - q_len + token + 1, scale, i, phase,
+            qs, ps, ks, vs, full, empty, D, TILE, N, WINDOW, STAGES, ML,
         )  # fmt: skip
         acc = gl.convert_layout(acc, L)
         top = gl.convert_layout(top, gl.SliceLayout(0, L))
@@ -346,8 +364,8 @@ def decode_stream(
     kv_desc, tail_desc, q, tables, lengths, starts, out, plan, pieces, stats, arrivals,
     q_t, q_h, table_row, block_rows, two_rows, head_rows, scale,
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr,
-    TILE: gl.constexpr, N: gl.constexpr, KEPT: gl.constexpr, WIDE: gl.constexpr,
-    STAGES: gl.constexpr, FIELDS: gl.constexpr, SPACING: gl.constexpr,
+    TILE: gl.constexpr, WINDOW: gl.constexpr, N: gl.constexpr, KEPT: gl.constexpr,
+    WIDE: gl.constexpr, STAGES: gl.constexpr, FIELDS: gl.constexpr, SPACING: gl.constexpr,
     PRODUCER_REGS: gl.constexpr, AHEAD: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Compute one share of the line of units. Grid: (shares,), 4 warps.
@@ -356,8 +374,8 @@ def decode_stream(
     of (block, K|V, KV head) is block * block_rows + K|V * two_rows + KV head * head_rows. q
     [tokens, heads, D] with strides q_t, q_h; out [tokens, heads, D] dense; the rest as in plan.py.
     Column n of a tile is query token n // GROUP, query head n % GROUP of the KV head; KEPT of the N
-    columns can be real. TILE divides PAGE. scale carries log2(e). AHEAD requires that the kernel
-    before last has ended, with the plan.
+    columns can be real. TILE divides PAGE. WINDOW is 0 if there is none. scale carries log2(e).
+    AHEAD requires that the kernel before last has ended, with the plan.
     """
     qs = gl.allocate_shared_memory(kv_desc.dtype, [N, D], kv_desc.layout)
     ps = gl.allocate_shared_memory(kv_desc.dtype, [N, TILE], kv_desc.layout)
@@ -374,13 +392,13 @@ def decode_stream(
             (_consumer, (
                 q, lengths, starts, out, plan, pieces, stats, arrivals, q_t, q_h, scale,
                 qs, ps, ks, vs, full, empty,
-                KV_HEADS, GROUP, D, TILE, N, KEPT, WIDE, STAGES, FIELDS, SPACING, AHEAD,
-                PDL,
+                KV_HEADS, GROUP, D, TILE, WINDOW, N, KEPT, WIDE, STAGES, FIELDS, SPACING,
+                AHEAD, PDL,
             )),
             (_producer, (
                 kv_desc, tail_desc, tables, lengths, starts, plan, table_row,
                 block_rows, two_rows, head_rows, ks, vs, full, empty,
-                KV_HEADS, D, PAGE, TILE, STAGES, FIELDS, AHEAD, PDL,
+                KV_HEADS, D, PAGE, TILE, WINDOW, STAGES, FIELDS, AHEAD, PDL,
             )),
         ],
         [1],

@@ -32,6 +32,8 @@ class Cut:
     pieces: int
     """Pieces of a (sequence, head) beyond which shares grow, for 4 rows; fewer for more rows, more
     for many tiles."""
+    window: int | None = None
+    """Keys that a query attends to; None is all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ def _plan(batch: PagedBatch, kv: Tensor, cut: Cut) -> Shares:
         KV_HEADS=kv_heads,
         PAGE=page,
         TILE=cut.tile,
+        WINDOW=cut.window or 0,
         SEQS=sequence_class(batch.num_sequences),
         SHARES=per_program,
         FIELDS=PLAN_FIELDS,

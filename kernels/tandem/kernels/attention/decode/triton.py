@@ -7,14 +7,20 @@ Roofline: bytes of K and V over the memory's read rate; see bench/results/attent
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 import triton
 from torch import Tensor
 
-from tandem.kernels.attention.batch import FEW_PAIRS, SHORT_ROWS, PagedBatch, in_tiles
+from tandem.kernels.attention.batch import (
+    FEW_PAIRS,
+    SHORT_ROWS,
+    PagedBatch,
+    Scores,
+    in_tiles,
+    padded,
+)
 from tandem.kernels.launch import dependent, sm_count
 
 from . import reference
@@ -40,15 +46,15 @@ class Tuning:
     """Whether programs may start before the kernel ahead has ended, if pairs are few."""
 
 
-def decode(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
+def decode(q: Tensor, kv: Tensor, batch: PagedBatch, scores: Scores) -> Tensor:
     """See the wrapper; also takes up to SHORT_ROWS // group queries a sequence.
 
     Head sizes that are not ``in_tiles`` go to the reference.
     """
     if not in_tiles(q.shape[2], q.dtype):
-        return reference.decode(q, kv, batch, scale)
+        return reference.decode(q, kv, batch, scores)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    launch(q, kv, batch, scale, out, DEFAULT)
+    launch(q, kv, batch, scores, out, tuning_of(kv))
     return out
 
 
@@ -62,7 +68,7 @@ def launch(
     q: Tensor,
     kv: Tensor,
     batch: PagedBatch,
-    scale: float,
+    scores: Scores,
     out: Tensor,
     tuning: Tuning,
 ) -> None:
@@ -74,8 +80,9 @@ def launch(
     few = batch.num_sequences * kv_heads < FEW_PAIRS
     pdl = dependent(q.device if tuning.early and few else _NOWHERE)
     num = sm_count(q.device) * (1 if few else tuning.shares_per_sm)
-    cut = Cut(num, kept, tile, tuning.pieces if few else tuning.pieces // 2)
+    cut = Cut(num, kept, tile, tuning.pieces if few else tuning.pieces // 2, scores.window)
     shares, planned = shares_of(batch, kv, cut)
+    scale, cap = scores.in_log2()
     decode_shares[(num,)](
         q,
         kv,
@@ -94,12 +101,17 @@ def launch(
         kv.stride(2),
         batch.block_tables.stride(0),
         kv.shape[0],
-        scale * math.log2(math.e),
+        scale,
+        cap,
+        scores.sinks,
+        scores.slopes,
         KV_HEADS=kv_heads,
         GROUP=group,
         D=dim,
+        WIDTH=padded(dim),
         PAGE=page,
         TILE=tile,
+        WINDOW=scores.window or 0,
         ROWS=max(16, kept),
         KEPT=kept,
         WIDE=max(2, 32 // kept),
@@ -114,3 +126,10 @@ def launch(
 
 
 DEFAULT = Tuning()
+BY_BYTES = {1024: Tuning(shares_per_sm=1, tile=32, stages=2, warps=8)}
+"""Tuning by bytes of a padded head, for those that DEFAULT's tiles do not fit in shared memory."""
+
+
+def tuning_of(kv: Tensor) -> Tuning:
+    """Return the tuning for the head size and dtype of `kv`."""
+    return BY_BYTES.get(padded(kv.shape[4]) * kv.element_size(), DEFAULT)

@@ -9,14 +9,13 @@ bench/results/attention_h200.md.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from tandem.kernels.attention.batch import PagedBatch
+from tandem.kernels.attention.batch import PagedBatch, Scores
 from tandem.kernels.attention.decode import gluon as decode_gluon
 from tandem.kernels.attention.decode import triton as decode_triton
 from tandem.kernels.attention.descriptors import LAYOUT, TokenRows
@@ -47,23 +46,24 @@ class Tuning:
 DEFAULT = Tuning()
 
 
-def prefill(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
+def prefill(q: Tensor, kv: Tensor, batch: PagedBatch, scores: Scores) -> Tensor:
     """See the wrapper; other calls than ``takes`` go to the plain Triton kernel, few queries a
     sequence to the decode kernel."""
     if decode_triton.fits(q, kv, batch):
-        return decode_gluon.decode(q, kv, batch, scale)
-    if not takes(q, kv):
-        return plain.prefill(q, kv, batch, scale)
+        return decode_gluon.decode(q, kv, batch, scores)
+    if not takes(q, kv, scores):
+        return plain.prefill(q, kv, batch, scores)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    launch(q, kv, batch, scale, out, DEFAULT)
+    launch(q, kv, batch, scores, out, DEFAULT)
     return out
 
 
-def takes(q: Tensor, kv: Tensor) -> bool:
+def takes(q: Tensor, kv: Tensor, scores: Scores) -> bool:
     """Return whether the kernel takes a call: Hopper, 16-bit, head size 64 or 128, pages that
-    divide a tile, dense heads in q."""
+    divide a tile, dense heads in q, scores without caps, sinks and slopes."""
     return (
         generation(q.device) == 9
+        and scores.plain
         and q.dtype in (torch.bfloat16, torch.float16)
         and kv.shape[4] in (64, 128)
         and DEFAULT.keys % kv.shape[3] == 0
@@ -75,12 +75,12 @@ def takes(q: Tensor, kv: Tensor) -> bool:
 
 
 def launch(
-    q: Tensor, kv: Tensor, batch: PagedBatch, scale: float, out: Tensor, tuning: Tuning
+    q: Tensor, kv: Tensor, batch: PagedBatch, scores: Scores, out: Tensor, tuning: Tuning
 ) -> None:
     """Plan the batch unless an earlier layer did, and fill `out`."""
     heads, dim = q.shape[1:]
     kv_heads, page = kv.shape[2:4]
-    tiles = tiles_of(batch, q.shape[0], ROWS)
+    tiles = tiles_of(batch, q.shape[0], ROWS, scores.window)
     q_desc = TensorDescriptor(
         q, [q.shape[0], heads * dim], [q.stride(0), 1], [ROWS // 2, dim], LAYOUT
     )
@@ -98,12 +98,13 @@ def launch(
         rows.block,
         rows.two,
         rows.head,
-        scale * math.log2(math.e),
+        scores.in_log2()[0],
         HEADS=heads,
         GROUP=heads // kv_heads,
         D=dim,
         PAGE=page,
         BN=tuning.keys,
+        WINDOW=scores.window or 0,
         STAGES=tuning.stages,
         FIELDS=PLAN_FIELDS,
         PINGPONG=tuning.take_turns,

@@ -5,7 +5,8 @@ takes (tile, head) items, heaviest first, in a snake over the grid. Its producer
 of `BN` tokens by TMA into a ring, across items. Each consumer warpgroup has 64 query rows and
 issues Q K^T of the next tile before P V of this one; the two alternate at the tensor cores.
 
-Tiles run from the last key to the first, so that masked ones come first.
+Tiles run from the last key to the first, so that masked ones come first. With a window they end at
+the first key of the item's first query, masked again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from tandem.kernels.attention.gluon_kernels import blank_tail
+from tandem.kernels.attention.gluon_kernels import blank_rows
 from tandem.kernels.launch.gluon_kernels import load_box
 
 # Arguments of each partition: qs [2, 64, D]; ks, vs [STAGES, BN, D]; q_full, q_empty [2, 1]; k_*,
@@ -43,11 +44,17 @@ def _item(turn):
 
 
 @gluon.jit
+def _lowest(position, WINDOW: gl.constexpr):
+    """Return the first key that a query at `position` attends to."""
+    return gl.maximum(position - WINDOW + 1, 0) if WINDOW else 0
+
+
+@gluon.jit
 def _producer(
     q_desc, kv_desc, tables, plan, items, table_row, block_rows, two_rows, head_rows,
     qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty,
     HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr,
-    BN: gl.constexpr, STAGES: gl.constexpr, FIELDS: gl.constexpr,
+    BN: gl.constexpr, WINDOW: gl.constexpr, STAGES: gl.constexpr, FIELDS: gl.constexpr,
 ):  # fmt: skip
     PAGES: gl.constexpr = BN // PAGE
     BYTES: gl.constexpr = BN * D * 2
@@ -62,15 +69,19 @@ def _producer(
         table = tables + gl.load(row + 5).to(gl.int64) * table_row
         last_page = gl.cdiv(length, PAGE) - 1
         tiles = gl.cdiv(kv_end, BN)
+        lowest = _lowest(gl.load(row + 2), WINDOW)
         head_row = (head // GROUP) * head_rows
-        for t in range(tiles):
+        for t in range(tiles - lowest // BN):
             first = (tiles - 1 - t) * PAGES
             i = step % STAGES
             phase = ((step // STAGES) & 1) ^ 1
             step += 1
             pages = ()  # read before the ring is waited for, to hide the latency
             for h in gl.static_range(PAGES):
-                block = gl.load(table + gl.minimum(first + h, last_page))  # past the last: masked
+                page = gl.minimum(first + h, last_page)  # past the last: masked
+                if WINDOW:
+                    page = gl.maximum(page, lowest // PAGE)  # before the window: masked
+                block = gl.load(table + page)
                 pages = pages + (block * block_rows + head_row,)  # type: ignore[assignment]  # noqa: RUF005
             mbarrier.wait(k_empty.index(i), phase)
             mbarrier.expect(k_full.index(i), BYTES)
@@ -99,8 +110,9 @@ def _producer(
 
 @gluon.jit
 def _softmax(
-    s, top, total, scale, key0, pos0, MASK: gl.constexpr, BN: gl.constexpr, SL: gl.constexpr
-):
+    s, top, total, scale, key0, pos0,
+    MASK: gl.constexpr, BN: gl.constexpr, WINDOW: gl.constexpr, SL: gl.constexpr,
+):  # fmt: skip
     """Take one step of the online softmax: p (unnormalised), new top and total, factor for the
     old."""
     if MASK:
@@ -108,7 +120,10 @@ def _softmax(
         # Opaque, so that 64 comparisons are not made before the product and kept as packed bits.
         pos = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [pos], gl.int32, False, 1)
         key = gl.arange(0, BN, gl.SliceLayout(0, SL))
-        s = gl.where(gl.expand_dims(pos, 1) >= gl.expand_dims(key, 0), s, -1e30)
+        visible = gl.expand_dims(pos, 1) >= gl.expand_dims(key, 0)
+        if WINDOW:
+            visible = visible & (gl.expand_dims(pos - WINDOW, 1) < gl.expand_dims(key, 0))
+        s = gl.where(visible, s, -1e30)
     new = gl.maximum(top, gl.max(s, 1))
     shift = new * scale
     if MASK:  # a row without keys so far: p stays zero, whatever -1e30 * scale rounds to
@@ -133,8 +148,8 @@ def _pass_turn(turn, W: gl.constexpr, PINGPONG: gl.constexpr):
 @gluon.jit
 def _step(
     step, key0, q, ks, vs, k_full, k_empty, v_full, v_empty, turn, p, o, top, total, scale, pos0,
-    W: gl.constexpr, MASK: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
-    PINGPONG: gl.constexpr, SL: gl.constexpr, OL: gl.constexpr,
+    W: gl.constexpr, MASK: gl.constexpr, BN: gl.constexpr, WINDOW: gl.constexpr,
+    STAGES: gl.constexpr, PINGPONG: gl.constexpr, SL: gl.constexpr, OL: gl.constexpr,
 ):  # fmt: skip
     """Issue Q K^T of this tile and P V of the one before, then the softmax.
 
@@ -157,7 +172,7 @@ def _step(
     _pass_turn(turn, W, PINGPONG)
     s = warpgroup_mma_wait(1, deps=[s_wait])
     mbarrier.arrive(k_empty.index(i), count=1)
-    p, top, total, old = _softmax(s, top, total, scale, key0, pos0, MASK, BN, SL)
+    p, top, total, old = _softmax(s, top, total, scale, key0, pos0, MASK, BN, WINDOW, SL)
     # Already passed: the branch keeps ptxas from moving the wait for P V before the softmax.
     mbarrier.wait(v_full.index(ip), ((step - 1) // STAGES) & 1)
     o = warpgroup_mma_wait(0, deps=[o_wait])
@@ -167,11 +182,11 @@ def _step(
 
 
 @gluon.jit
-def _consumer(
+def _consumer(  # noqa: PLR0915 - a partition is one function
     W: gl.constexpr, out, plan, items, scale,
     qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
-    HEADS: gl.constexpr, D: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
-    FIELDS: gl.constexpr, PINGPONG: gl.constexpr,
+    HEADS: gl.constexpr, D: gl.constexpr, BN: gl.constexpr, WINDOW: gl.constexpr,
+    STAGES: gl.constexpr, FIELDS: gl.constexpr, PINGPONG: gl.constexpr,
 ):  # fmt: skip
     SL: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16]
@@ -191,7 +206,13 @@ def _consumer(
         kv_end = gl.load(row + 3)
         length = gl.load(row + 4)
         tiles = gl.cdiv(kv_end, BN)
+        lowest = _lowest(gl.load(row + 2), WINDOW)
+        count = tiles - lowest // BN
         masked = gl.maximum(tiles - (pos0 + 1) // BN, 1)
+        whole = count  # end of the tiles without a mask
+        if WINDOW:
+            # 63 rows on is the last query of this warpgroup; all its tiles before are masked.
+            whole = gl.minimum(tiles - gl.cdiv(_lowest(pos0 + 63, WINDOW), BN), count)
         top = gl.full([64], -1e30, gl.float32, gl.SliceLayout(1, SL))
         total = gl.zeros([64], gl.float32, gl.SliceLayout(1, SL))
         o = gl.zeros([64, D], gl.float32, OL)
@@ -209,24 +230,35 @@ def _consumer(
         _pass_turn(turn, W, PINGPONG)
         s = warpgroup_mma_wait(0, deps=[s_wait])
         mbarrier.arrive(k_empty.index(i), count=1)
-        p, top, total, _ = _softmax(s, top, total, scale, (tiles - 1) * BN, pos0, True, BN, SL)
+        key0 = (tiles - 1) * BN
+        p, top, total, _ = _softmax(s, top, total, scale, key0, pos0, True, BN, WINDOW, SL)
         if tiles * BN > length:
             mbarrier.wait(v_full.index(i), (step // STAGES) & 1)
-            blank_tail(vs.index(i), length - (tiles - 1) * BN, D, BN)
-        for t in range(1, gl.minimum(masked, tiles)):
+            blank_rows(vs.index(i), length - key0, BN, D, BN)
+        for t in range(1, gl.minimum(masked, count)):
             p, o, top, total = _step(
                 step + t, (tiles - 1 - t) * BN, q, ks, vs, k_full, k_empty, v_full, v_empty, turn,
-                p, o, top, total, scale, pos0, W, True, BN, STAGES, PINGPONG, SL, OL,
+                p, o, top, total, scale, pos0, W, True, BN, WINDOW, STAGES, PINGPONG, SL, OL,
             )  # fmt: skip
-        for t in range(masked, tiles):
+        for t in range(masked, whole):
             p, o, top, total = _step(
                 step + t, (tiles - 1 - t) * BN, q, ks, vs, k_full, k_empty, v_full, v_empty, turn,
-                p, o, top, total, scale, pos0, W, False, BN, STAGES, PINGPONG, SL, OL,
+                p, o, top, total, scale, pos0, W, False, BN, WINDOW, STAGES, PINGPONG, SL, OL,
             )  # fmt: skip
+        if WINDOW:
+            for t in range(gl.maximum(masked, whole), count):
+                p, o, top, total = _step(
+                    step + t, (tiles - 1 - t) * BN, q, ks, vs, k_full, k_empty, v_full, v_empty,
+                    turn, p, o, top, total, scale, pos0, W, True, BN, WINDOW, STAGES, PINGPONG, SL,
+                    OL,
+                )  # fmt: skip
         mbarrier.arrive(q_empty.index(W), count=1)
-        step += tiles
+        step += count
         i = (step - 1) % STAGES
         mbarrier.wait(v_full.index(i), ((step - 1) // STAGES) & 1)
+        if WINDOW:  # noqa: SIM102 - this one is a constant, the other is not
+            if lowest % BN > 0:  # another page was copied to the place of those before the window
+                blank_rows(vs.index(i), 0, lowest % BN, D, BN)
         p16 = gl.convert_layout(p.to(ks.dtype), gl.DotOperandLayout(0, OL, 2))
         o = warpgroup_mma(p16, vs.index(i), o, is_async=True)
         o = warpgroup_mma_wait(0, deps=[o])
@@ -246,13 +278,13 @@ def _consumer(
 def _consumer0(
     out, plan, items, scale,
     qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
-    HEADS: gl.constexpr, D: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
-    FIELDS: gl.constexpr, PINGPONG: gl.constexpr,
+    HEADS: gl.constexpr, D: gl.constexpr, BN: gl.constexpr, WINDOW: gl.constexpr,
+    STAGES: gl.constexpr, FIELDS: gl.constexpr, PINGPONG: gl.constexpr,
 ):  # fmt: skip
     _consumer(
         0, out, plan, items, scale,
         qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
-        HEADS, D, BN, STAGES, FIELDS, PINGPONG,
+        HEADS, D, BN, WINDOW, STAGES, FIELDS, PINGPONG,
     )  # fmt: skip
 
 
@@ -260,13 +292,13 @@ def _consumer0(
 def _consumer1(
     out, plan, items, scale,
     qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
-    HEADS: gl.constexpr, D: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
-    FIELDS: gl.constexpr, PINGPONG: gl.constexpr,
+    HEADS: gl.constexpr, D: gl.constexpr, BN: gl.constexpr, WINDOW: gl.constexpr,
+    STAGES: gl.constexpr, FIELDS: gl.constexpr, PINGPONG: gl.constexpr,
 ):  # fmt: skip
     _consumer(
         1, out, plan, items, scale,
         qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
-        HEADS, D, BN, STAGES, FIELDS, PINGPONG,
+        HEADS, D, BN, WINDOW, STAGES, FIELDS, PINGPONG,
     )  # fmt: skip
 
 
@@ -274,15 +306,15 @@ def _consumer1(
 def prefill_tiles(
     q_desc, kv_desc, tables, plan, count, out, table_row, block_rows, two_rows, head_rows, scale,
     HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr,
-    BN: gl.constexpr, STAGES: gl.constexpr, FIELDS: gl.constexpr, PINGPONG: gl.constexpr,
-    CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
+    BN: gl.constexpr, WINDOW: gl.constexpr, STAGES: gl.constexpr, FIELDS: gl.constexpr,
+    PINGPONG: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     """Attend the planned tiles, 128 query rows each. Grid: (programs that fit,), 4 warps.
 
     q_desc: [tokens, HEADS * D], boxes [64, D]. kv_desc: rows of D, boxes [PAGE, D]; the first row
     of (block, K|V, KV head) is block * block_rows + K|V * two_rows + KV head * head_rows. plan:
     int32 [tiles, FIELDS] by plan_tiles, of which count[0] are real. out: [tokens, HEADS, D], dense.
-    scale carries log2(e).
+    scale carries log2(e). WINDOW is 0 if there is none.
     """
     items = gl.load(count) * HEADS
     qs = gl.allocate_shared_memory(q_desc.dtype, [2, 64, D], q_desc.layout)
@@ -310,17 +342,17 @@ def prefill_tiles(
             (_consumer0, (
                 out, plan, items, scale,
                 qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
-                HEADS, D, BN, STAGES, FIELDS, PINGPONG,
+                HEADS, D, BN, WINDOW, STAGES, FIELDS, PINGPONG,
             )),
             (_consumer1, (
                 out, plan, items, scale,
                 qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
-                HEADS, D, BN, STAGES, FIELDS, PINGPONG,
+                HEADS, D, BN, WINDOW, STAGES, FIELDS, PINGPONG,
             )),
             (_producer, (
                 q_desc, kv_desc, tables, plan, items, table_row, block_rows, two_rows, head_rows,
                 qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-                HEADS, GROUP, D, PAGE, BN, STAGES, FIELDS,
+                HEADS, GROUP, D, PAGE, BN, WINDOW, STAGES, FIELDS,
             )),
         ],
         [4, 1],

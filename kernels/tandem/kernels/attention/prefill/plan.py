@@ -29,16 +29,16 @@ class Tiles:
         return self.rows.shape[0]
 
 
-def tiles_of(batch: PagedBatch, tokens: int, rows: int) -> Tiles:
-    """Return the batch's queries (`tokens` in total) in tiles of `rows`; made by the first
-    layer."""
-    key = ("prefill.tiles", rows)
+def tiles_of(batch: PagedBatch, tokens: int, rows: int, window: int | None) -> Tiles:
+    """Return the batch's queries (`tokens` in total) in tiles of `rows`; made by the first layer
+    with that window."""
+    key = ("prefill.tiles", rows, window)
     if key not in batch.memo:
-        batch.memo[key] = _plan(batch, tokens, rows)
+        batch.memo[key] = _plan(batch, tokens, rows, window)
     return cast("Tiles", batch.memo[key])
 
 
-def _plan(batch: PagedBatch, tokens: int, rows: int) -> Tiles:
+def _plan(batch: PagedBatch, tokens: int, rows: int, window: int | None) -> Tiles:
     device, sequences = batch.seq_lens.device, batch.num_sequences
     most = max(1, min(tokens, tokens // rows + sequences))
     tiles = Tiles(
@@ -54,6 +54,7 @@ def _plan(batch: PagedBatch, tokens: int, rows: int) -> Tiles:
         sequences,
         most,
         BM=rows,
+        WINDOW=window or 0,
         SEQS=sequence_class(sequences),
         TILES=per_program,
         FIELDS=PLAN_FIELDS,

@@ -5,13 +5,12 @@ Prompts and chunks in one launch, over the tiles of plan.py. Roofline as in gluo
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from tandem.kernels.attention.batch import PagedBatch, in_tiles
+from tandem.kernels.attention.batch import PagedBatch, Scores, in_tiles, padded
 from tandem.kernels.attention.decode import triton as decode_triton
 
 from . import reference
@@ -31,26 +30,39 @@ class Tuning:
 
 
 DEFAULT = Tuning()
+_WIDEST = Tuning(keys=32, warps=8, stages=2)
+BY_HEAD = {
+    (256, 2): Tuning(rows=128, warps=8, stages=2),
+    (256, 4): _WIDEST,
+    (512, 2): _WIDEST,
+}
+"""Tuning by numbers of a padded head and bytes of a number, if not DEFAULT."""
 
 
-def prefill(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
+def tuning_of(kv: Tensor) -> Tuning:
+    """Return the tuning for the head size and dtype of `kv`."""
+    return BY_HEAD.get((padded(kv.shape[4]), kv.element_size()), DEFAULT)
+
+
+def prefill(q: Tensor, kv: Tensor, batch: PagedBatch, scores: Scores) -> Tensor:
     """See the wrapper; head sizes that are not ``in_tiles`` go to the reference."""
     if not in_tiles(q.shape[2], q.dtype):
-        return reference.prefill(q, kv, batch, scale)
+        return reference.prefill(q, kv, batch, scores)
     if decode_triton.fits(q, kv, batch):
-        return decode_triton.decode(q, kv, batch, scale)
+        return decode_triton.decode(q, kv, batch, scores)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    launch(q, kv, batch, scale, out, DEFAULT)
+    launch(q, kv, batch, scores, out, tuning_of(kv))
     return out
 
 
 def launch(
-    q: Tensor, kv: Tensor, batch: PagedBatch, scale: float, out: Tensor, tuning: Tuning
+    q: Tensor, kv: Tensor, batch: PagedBatch, scores: Scores, out: Tensor, tuning: Tuning
 ) -> None:
     """Plan the batch unless an earlier layer did, and fill `out`."""
     heads, dim = q.shape[1:]
     kv_heads, page = kv.shape[2:4]
-    tiles = tiles_of(batch, q.shape[0], tuning.rows)
+    tiles = tiles_of(batch, q.shape[0], tuning.rows, scores.window)
+    scale, cap = scores.in_log2()
     prefill_tiles[(heads, tiles.most)](
         q,
         kv,
@@ -64,13 +76,18 @@ def launch(
         kv.stride(1),
         kv.stride(2),
         batch.block_tables.stride(0),
-        scale * math.log2(math.e),
+        scale,
+        cap,
+        scores.sinks,
+        scores.slopes,
         HEADS=heads,
         GROUP=heads // kv_heads,
         D=dim,
+        WIDTH=padded(dim),
         PAGE=page,
         BM=tuning.rows,
         BN=min(tuning.keys, page),
+        WINDOW=scores.window or 0,
         STAGES=tuning.stages,
         FIELDS=PLAN_FIELDS,
         num_warps=tuning.warps,

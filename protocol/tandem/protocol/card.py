@@ -112,12 +112,15 @@ class KVLayout(msgspec.Struct, frozen=True):
         return -(-max(each.block_bytes for each in self.groups) // unit) * unit
 
     @property
+    def growing(self) -> tuple[KVGroup, ...]:
+        """Return the groups whose blocks grow with a long prompt; all, if none does."""
+        bounded = (KVKind.WINDOW, KVKind.STATE)
+        return tuple(each for each in self.groups if each.kind not in bounded) or self.groups
+
+    @property
     def token_bytes(self) -> int:
         """Return the bytes that each token of a long prompt adds."""
-        growing = [each for each in self.groups if each.kind is not KVKind.WINDOW]
-        return sum(each.token_bytes for each in growing) or sum(
-            each.token_bytes for each in self.groups
-        )
+        return sum(each.token_bytes for each in self.growing)
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:

@@ -11,7 +11,7 @@ from tests.router.behaviours import behind, has_read
 from tests.router.builders import Stack, make_request
 from tests.waiting import until
 
-from tandem.protocol.card import WorkerRole
+from tandem.protocol.card import KVKind, KVLayout, WorkerRole
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.messages import Beat, LoadReport, WorkerBeat
 from tandem.router.dispatch.attempt import Attempt
@@ -127,4 +127,22 @@ async def test_cached_tokens_wait_for_nobody(make_worker):
     assert (worker.leg_tokens, worker.leg_compute_tokens, worker.leg_prompts) == (8, 8, 1)
     attempt.end(request.key.request, finished=False)
     assert worker.leg_tokens == worker.leg_prompts == 0
+    await stack.close()
+
+
+async def test_blocks_of_several_groups_count_by_span(make_worker):
+    """Two groups of full attention and one window: a span of a long prompt takes two blocks."""
+    consumer = make_worker(D)
+    stack = Stack()
+    await stack.find(consumer)
+    worker = stack.pool.workers[consumer.incarnation]
+    (group,) = worker.card.fingerprint.layout.groups
+    window = replace(group, kind=KVKind.WINDOW, span=32)
+    fingerprint = replace(worker.card.fingerprint, layout=KVLayout((group, group, window)))
+    worker.card = replace(worker.card, fingerprint=fingerprint)
+    worker.__post_init__()
+    worker.load = replace(NOTHING, free_blocks=7, total_blocks=100)
+    (seen,) = stack.fleet.snapshot(0.0).workers
+    assert (seen.total_blocks, seen.free_blocks, seen.free_share) == (50, 3, 0.06)
+    assert seen.token_bytes == 2 * group.token_bytes
     await stack.close()

@@ -12,7 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tandem.base.settings import check_choices, check_integer, setting
+from tandem.base.settings import (
+    check_choices,
+    check_integer,
+    check_optional_integer,
+    setting,
+)
 from tandem.cli.settings.command import check_place, read_command_line
 from tandem.cli.settings.flags import Section
 from tandem.protocol.errors import InvalidParameter
@@ -43,6 +48,9 @@ class KernelsConfig:
     head_dim: int = setting(128, "Size of a head.")
     vocab_size: int = setting(151936, "Size of the vocabulary.")
     block_size: int = setting(64, "Tokens of a KV block.", unit="tokens")
+    sliding_window: int | None = setting(
+        None, "Tokens that a query attends to. Default: all.", unit="tokens"
+    )
     only: str = setting("", "Measure only kernels with this text in their name.")
     output_json: str | None = setting(None, "JSON file to write.")
 
@@ -53,6 +61,7 @@ class KernelsConfig:
             check_integer(name, getattr(self, name), 1)
         for name in ("num_kv_heads", "head_dim", "vocab_size", "block_size"):
             check_integer(name, getattr(self, name), 1)
+        check_optional_integer("sliding_window", self.sliding_window, 1)
         if self.num_heads % self.num_kv_heads:
             allowed = f"a multiple of num_kv_heads, which is {self.num_kv_heads}"
             raise InvalidParameter("num_heads", self.num_heads, allowed)
@@ -130,6 +139,7 @@ def _ops(config: KernelsConfig) -> ModelOps:
         inner=config.intermediate_size,
         vocabulary=config.vocab_size,
         shape=shape,
+        window=config.sliding_window,
     )
     return ModelOps(sizes, torch.device("cpu" if config.device == "cpu" else "cuda"))
 

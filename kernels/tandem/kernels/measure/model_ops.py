@@ -37,6 +37,12 @@ class Sizes:
     inner: int = 12288
     vocabulary: int = 151_936
     shape: Shape = field(default_factory=Shape)
+    window: int | None = None
+    """Tokens that a query attends to; None is all."""
+
+    @property
+    def scores(self) -> Scores:
+        return Scores(self.shape.head_dim**-0.5, self.window)
 
 
 class Bench(NamedTuple):
@@ -81,21 +87,20 @@ class ModelOps:
             yield _each(f"{name}, {tokens} rows", linear, sets, size, 2 * tokens * outputs * inner)
 
     def _decode(self, tokens: int, context: int) -> Bench:
-        shape = self.sizes.shape
-        size = tokens * context * shape.key_bytes
+        shape, scores = self.sizes.shape, self.sizes.scores
+        size = tokens * min(context, scores.window or context) * shape.key_bytes
         layers = self._sets(size)
         case = make_case(shape, [context] * tokens, [1] * tokens, layers, str(self.device))
-        scores = Scores(shape.head_dim**-0.5)
         sets = [(case.q[i], case.layer(i), case.batch, scores) for i in range(layers)]
         return _each(f"decode attention, {tokens} x {context}", decode, sets, size)
 
     def prompt(self, context: int) -> Bench:
         """Return attention of one prompt of ``context`` tokens."""
-        shape = self.sizes.shape
+        shape, scores = self.sizes.shape, self.sizes.scores
         case = make_case(shape, [context], [context], 2, str(self.device))
-        scores = Scores(shape.head_dim**-0.5)
         sets = [(case.q[i], case.layer(i), case.batch, scores) for i in range(2)]
-        pairs = context * (context + 1) // 2
+        seen = min(context, scores.window or context)
+        pairs = seen * (seen + 1) // 2 + (context - seen) * seen
         work = 4 * shape.heads * shape.head_dim * pairs
         size = context * (shape.key_bytes + 2 * case.q[0, 0].numel() * shape.dtype.itemsize)
         return _each(f"prefill attention, {context}", prefill, sets, size, work)

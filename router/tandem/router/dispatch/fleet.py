@@ -241,7 +241,8 @@ class Fleet(Observer):
 
     def _view(self, worker: Worker, now: float, *, admitted: bool) -> WorkerView:
         load, card = worker.load, worker.card
-        total = load.total_blocks if load is not None else 0
+        total = 0 if load is None else load.total_blocks // worker.blocks_per_span
+        free = 0 if load is None else load.free_blocks // worker.blocks_per_span
         computing, loading = _pending(worker)
         return WorkerView(
             incarnation=worker.incarnation,
@@ -270,10 +271,10 @@ class Fleet(Observer):
             prompt_share=load.prompt_share if load is not None else 0.0,
             prompts_per_s=load.prompts_per_s if load is not None else 0.0,
             total_blocks=total,
-            free_blocks=load.free_blocks if load is not None else 0,
+            free_blocks=free,
             block_size=card.block_size,
             token_bytes=worker.token_bytes,
-            free_share=load.free_blocks / total if load is not None and total else 1.0,
+            free_share=free / total if total else 1.0,
             num_legs=worker.num_legs,
             num_streams=worker.num_streams,
             leg_tokens=worker.leg_tokens,

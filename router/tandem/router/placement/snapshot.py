@@ -81,7 +81,7 @@ class WorkerView:
     """Recent share of prompts in its time, 0 to 1."""
     prompts_per_s: float = 0.0
     total_blocks: int = 0
-    """0 if unknown."""
+    """Spans of ``block_size`` tokens of a long prompt; 0 if unknown."""
     free_blocks: int = 0
     block_size: int = 16
     token_bytes: float = 0.0

@@ -429,10 +429,13 @@ class Worker:
     """Rates of its steps, prompt tokens and sampled tokens."""
     token_bytes: float = field(init=False)
     """Bytes of KV per token."""
+    blocks_per_span: int = field(init=False)
+    """Blocks of ``block_size`` more tokens of a long prompt."""
 
     def __post_init__(self) -> None:
         layout = self.card.fingerprint.layout
-        self.token_bytes = layout.block_bytes / layout.block_size
+        self.token_bytes = layout.token_bytes
+        self.blocks_per_span = len(layout.growing)
 
     @property
     def takes_new(self) -> bool:

@@ -12,6 +12,23 @@ from safetensors.numpy import save_file
 
 VOCAB = ["<|end|>", "<think>", "a", "b", "Ġ", "1", "2", "ĠĠ", "ab", "Ġa"]
 MERGES = ["a b", "Ġ Ġ", "Ġ a"]
+PIECES = {
+    "<pad>": (3, -1000.0),
+    "<eos>": (3, -1000.0),
+    "<bos>": (3, -1000.0),
+    "<unk>": (3, -1000.0),
+    "\n\n": (4, -1000.0),
+    "  ": (4, -1000.0),
+    **{f"<0x{byte:02X}>": (6, 0.0) for byte in range(256)},
+    "ab": (1, -1.0),
+    "▁a": (1, -2.0),
+    "bc": (1, -3.0),
+    "▁": (1, -4.0),
+    "a": (1, -5.0),
+    "b": (1, -6.0),
+    "c": (1, -7.0),
+}
+"""Type and score of each token of a SentencePiece vocabulary."""
 SERVABLE = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -75,7 +92,7 @@ def tiny_tensors(family: str) -> dict[str, np.ndarray]:
     """Seeded float32 tensors of one layer, under llama.cpp's names."""
     rng = np.random.default_rng(7)
     shapes: dict[str, tuple[int, ...]] = {
-        "token_embd.weight": (len(VOCAB), HIDDEN),
+        "token_embd.weight": (len(PIECES if family == "gemma3" else VOCAB), HIDDEN),
         "output_norm.weight": (HIDDEN,),
         "blk.0.attn_norm.weight": (HIDDEN,),
         "blk.0.attn_q.weight": (HEADS * HEAD_DIM, HIDDEN),
@@ -90,7 +107,10 @@ def tiny_tensors(family: str) -> dict[str, np.ndarray]:
     if family == "qwen2":
         shapes |= {f"blk.0.attn_{part}.bias": (HEADS * HEAD_DIM,) for part in "q"}
         shapes |= {f"blk.0.attn_{part}.bias": (KV_HEADS * HEAD_DIM,) for part in "kv"}
-    if family == "qwen3":
+    if family == "gemma3":
+        norms = ("post_attention_norm", "post_ffw_norm")
+        shapes |= {f"blk.0.{name}.weight": (HIDDEN,) for name in norms}
+    if family in ("qwen3", "gemma3"):
         shapes |= {f"blk.0.attn_{part}_norm.weight": (HEAD_DIM,) for part in "qk"}
     return {
         name: rng.standard_normal(shape, dtype=np.float32) * 0.1 for name, shape in shapes.items()
@@ -109,17 +129,37 @@ def _keys(family: str) -> dict[str, Any]:
         "attention.layer_norm_rms_epsilon": 1e-5,
         "rope.freq_base": 10000.0,
     }
-    tokenizer = {
+    if family == "gemma3":
+        own["attention.sliding_window"] = 64
+    tokenizer = _sentencepiece() if family == "gemma3" else _byte_level(family)
+    return {
+        **{f"{family}.{key}": value for key, value in own.items()},
+        **{f"tokenizer.ggml.{key}": value for key, value in tokenizer.items()},
+    }
+
+
+def _sentencepiece() -> dict[str, Any]:
+    kinds, scores = zip(*PIECES.values(), strict=True)
+    return {
+        "model": "llama",
+        "tokens": list(PIECES),
+        "token_type": list(kinds),
+        "scores": list(scores),
+        "add_space_prefix": False,
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+        "unknown_token_id": 3,
+    }
+
+
+def _byte_level(family: str) -> dict[str, Any]:
+    return {
         "model": "gpt2",
         "pre": "smollm" if family == "llama" else "qwen2",
         "tokens": VOCAB,
         "token_type": [3, 4, *[1] * (len(VOCAB) - 2)],
         "merges": MERGES,
         "eos_token_id": 0,
-    }
-    return {
-        **{f"{family}.{key}": value for key, value in own.items()},
-        **{f"tokenizer.ggml.{key}": value for key, value in tokenizer.items()},
     }
 
 

@@ -223,7 +223,8 @@ def test_llama3_factors_match_transformers():
         ({"tensors": {"blk.0.ssm_in.weight": np.ones((2, 32), np.float32)}}, "blk.0.ssm_in.weight"),
         ({"without": ("llama.block_count",)}, "lacks the key llama.block_count"),
         ({"extra": {"split.count": 3}}, "one of 3 parts"),
-        ({"extra": {"tokenizer.ggml.model": "llama"}}, "'gpt2' .* is allowed"),
+        ({"extra": {"tokenizer.ggml.model": "bert"}}, "'gpt2' .* and 'llama' .* are allowed"),
+        ({"extra": {"tokenizer.ggml.model": "llama"}}, "add_space_prefix True; false is allowed"),
         ({"extra": {"tokenizer.ggml.pre": "odd"}}, "'odd'; .*'qwen2'"),
     ],
 )
@@ -238,8 +239,8 @@ def test_refusals_name_what_is_there(gguf_file: Build, tmp_path: Path, change: A
 
 def test_other_architecture(gguf_file: Build, tmp_path: Path):
     """A family that cannot be converted is named, with those that can."""
-    with pytest.raises(UnsupportedModel, match=r"'gemma3'; .*'llama', 'qwen2', 'qwen3'"):
-        prepare(str(gguf_file("gemma3")), cache_dir=tmp_path / "cache")
+    with pytest.raises(UnsupportedModel, match=r"'gemma2'; .*'gemma3', 'llama', 'qwen2'"):
+        prepare(str(gguf_file("gemma2")), cache_dir=tmp_path / "cache")
 
 
 def test_not_gguf_inside(tmp_path: Path):

@@ -138,7 +138,7 @@ def test_a_malformed_file_says_what_is_wrong(tmp_path: Path, content: bytes, wor
         ({"tokenizer.ggml.eos_token_id": "<end>"}, "eos_token_id"),
         ({"tokenizer.ggml.add_bos_token": 1}, "true or false"),
         ({"tokenizer.ggml.merges": ["ab"]}, "two parts"),
-        ({"tokenizer.ggml.merges": ["a z"]}, "not byte-level BPE"),
+        ({"tokenizer.ggml.merges": ["a z"]}, "is not BPE"),
         ({"tokenizer.ggml.tokens": [1, 2]}, "a list of texts"),
         ({"tokenizer.ggml.token_type": [1, 2]}, "one number for each"),
         ({"tokenizer.chat_template": 5}, "chat_template 5; a text"),

@@ -41,7 +41,7 @@ UNSERVABLE: list[tuple[dict[str, Any], str, str]] = [
     ({}, "--device cuda", "device: 'cuda' is not allowed; cpu, or auto"),
     ({}, "--dtype int8", "'int8' is not allowed"),
     ({}, "--kv-cache-dtype float16", "kv_cache_dtype"),
-    ({}, "-tp 2", "tensor_parallel_size: 2"),
+    ({}, "-tp 3", "tensor_parallel_size: 3"),
 ]
 
 

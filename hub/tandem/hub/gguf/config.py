@@ -1,6 +1,7 @@
 """GGUF metadata → config.json and generation_config.json.
 
-The families are llama (also Mistral), qwen2 and qwen3. Rope is written for transformers 4 and 5.
+The families are llama (also Mistral), qwen2, qwen3 and gemma3. Rope is written for transformers 4
+and 5.
 """
 
 import math
@@ -11,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tandem.hub.errors import UnsupportedModel
+from tandem.hub.gguf import gemma
 from tandem.hub.gguf.reader import GgufModel, GgufTensor
-from tandem.hub.gguf.tokenizer import TokenType
+from tandem.hub.gguf.token_types import TokenType
 
 _FOLLOWED = frozenset(
     {
@@ -52,13 +54,13 @@ _TOKENIZER_FOLLOWED = frozenset(
     {
         *("tokenizer.chat_template", "tokenizer.ggml.model", "tokenizer.ggml.pre"),
         *("tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.merges"),
+        "tokenizer.ggml.scores",
         *("tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_eos_token"),
     }
 )
 _TOKENIZER_SILENT = frozenset(
     {
         "tokenizer.chat_templates",
-        "tokenizer.ggml.scores",  # in a vocabulary without merges
         "tokenizer.ggml.token_type_count",
         "tokenizer.huggingface.json",
     }
@@ -78,6 +80,7 @@ def check_keys(model: GgufModel) -> None:
     if (kind := model.get("general.type", "model")) != "model":
         raise model.refusal("general.type", kind, "'model'")
     prefix = f"{model.architecture}."
+    read = _FOLLOWED | (gemma.FOLLOWED if model.architecture == gemma.FAMILY else set())
     neutral: dict[str, Callable[[], tuple[Any, ...]]] = {
         "attention.scale": lambda: (0, head_dim_of(model) ** -0.5),
         "attention.value_length": lambda: (head_dim_of(model),),
@@ -85,7 +88,7 @@ def check_keys(model: GgufModel) -> None:
     }
     for key, value in model.keys.items():
         name = key.removeprefix(prefix)
-        if key.startswith(prefix) and name not in _FOLLOWED and name not in _SILENT:
+        if key.startswith(prefix) and name not in read and name not in _SILENT:
             allowed = neutral[name]() if name in neutral else _NEUTRAL.get(name, ())
             if not _is_one_of(value, allowed):
                 words = " or ".join(map(repr, allowed)) or "a file without this key"
@@ -127,6 +130,7 @@ ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    gemma.FAMILY: "Gemma3ForCausalLM",
 }
 """Convertible families, and transformers' class of each."""
 
@@ -138,6 +142,7 @@ _END_TEXTS = (
     "<|eom_id|>",
     "<|end_of_text|>",
     "<|EOT|>",
+    "<end_of_turn>",
     "<｜end▁of▁sentence｜>",
 )
 """Names of control tokens that end a turn or a text; a file names only one of them."""
@@ -187,7 +192,28 @@ def model_config(model: GgufModel, tensors: Mapping[str, GgufTensor], dtype: str
         "tie_word_embeddings": "output.weight" not in tensors,
         **_token_ids(model),
     }
+    if family == gemma.FAMILY:
+        return config | _gemma3_keys(model, tensors, config)
     return config | _family_keys(model, tensors)
+
+
+def _gemma3_keys(
+    model: GgufModel, tensors: Mapping[str, GgufTensor], config: Mapping[str, Any]
+) -> dict[str, Any]:
+    keys = gemma.gemma3_keys(
+        window=model.integer(model.own(gemma.WINDOW)),
+        pattern=model.integer(model.own(gemma.PATTERN), default=gemma.DEFAULT_PATTERN),
+        local_base=model.number(model.own(gemma.LOCAL_BASE), default=gemma.DEFAULT_LOCAL_BASE),
+        rope=config["rope_parameters"],
+    )
+    scalar = gemma.query_scalar(
+        layers=config["num_hidden_layers"],
+        hidden=config["hidden_size"],
+        heads=config["num_attention_heads"],
+        head_dim=config["head_dim"],
+    )
+    biased = "blk.0.attn_q.bias" in tensors
+    return {**keys, "query_pre_attn_scalar": scalar, "attention_bias": biased}
 
 
 def _vocab_size(model: GgufModel, tensors: Mapping[str, GgufTensor]) -> int:

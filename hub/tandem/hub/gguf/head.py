@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.hub.errors import UnsupportedModel
+from tandem.hub.gguf import gemma
 from tandem.hub.gguf.reader import (
     MAX_KEYS,
     EndOfFile,
@@ -84,7 +85,7 @@ def _config(keys: dict[str, Any], family: str, architecture: str) -> dict[str, A
         rope |= {"rope_type": kind, "factor": own("rope.scaling.factor")}
         if original := own("rope.scaling.original_context_length", None):
             rope["original_max_position_embeddings"] = original
-    return {
+    config = {
         "architectures": [architecture],
         "vocab_size": keys.get(_TOKENS) or own("vocab_size"),
         "hidden_size": own("embedding_length"),
@@ -96,6 +97,14 @@ def _config(keys: dict[str, Any], family: str, architecture: str) -> dict[str, A
         "max_position_embeddings": own("context_length"),
         "rope_parameters": rope,
     }
+    if family != gemma.FAMILY:
+        return config
+    return config | gemma.gemma3_keys(
+        window=own(gemma.WINDOW),
+        pattern=own(gemma.PATTERN, gemma.DEFAULT_PATTERN),
+        local_base=own(gemma.LOCAL_BASE, gemma.DEFAULT_LOCAL_BASE),
+        rope=rope,
+    )
 
 
 _MAGIC = b"GGUF"

@@ -1,7 +1,9 @@
 """GGUF tensors → safetensors files, with transformers' names.
 
 Rows: llama.cpp stores the q and k rows of llama-family heads with rotary pairs side by side. Here
-the first halves of all pairs come first, as in transformers. Qwen's files already do.
+the first halves of all pairs come first, as in transformers. Files of Qwen and Gemma already do.
+
+Norms: llama.cpp stores Gemma's as the factor, transformers as the factor less one.
 
 Type: plain files keep their type. Quantised values need 15 bits or more, so they become float32 up
 to 4 GiB, and bfloat16 above.
@@ -18,6 +20,7 @@ import numpy.typing as npt
 from safetensors import TensorSpec, serialize_file
 
 from tandem.hub.errors import UnsupportedModel
+from tandem.hub.gguf import gemma
 from tandem.hub.gguf.reader import PLAIN_TYPES, GgufTensor
 
 EXACT_LIMIT_BYTES = 4 << 30
@@ -41,6 +44,12 @@ _LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_GEMMA_LAYER = _LAYER | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_GEMMA_TYPE = "gemma3_text"
 _NOT_WEIGHTS = frozenset({"rope_freqs.weight"})
 """Tensors that are no parameters; ``config`` reads them."""
 
@@ -54,19 +63,26 @@ class Target:
     name: str
     tensor: GgufTensor
     order: npt.NDArray[np.intp] | None
+    offset: float
+    """Number that is subtracted from the stored values."""
+
+    def values(self) -> npt.NDArray[np.float32]:
+        rows = self.tensor.rows(self.order)
+        return rows - np.float32(self.offset) if self.offset else rows
 
 
-def transformers_name(name: str) -> str | None:
+def transformers_name(name: str, model_type: str = "llama") -> str | None:
     """Return transformers' name of a GGUF tensor; None if it is unknown."""
+    layer = _GEMMA_LAYER if model_type == _GEMMA_TYPE else _LAYER
     stem, _, part = name.rpartition(".")
     if part not in ("weight", "bias"):
         return None
     if stem in _TOP:
         return f"{_TOP[stem]}.{part}"
     found = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
-    if found is None or found[2] not in _LAYER:
+    if found is None or found[2] not in layer:
         return None
-    return f"model.layers.{found[1]}.{_LAYER[found[2]]}.{part}"
+    return f"model.layers.{found[1]}.{layer[found[2]]}.{part}"
 
 
 def plan(tensors: Mapping[str, GgufTensor], config: Mapping[str, Any]) -> list[Target]:
@@ -74,7 +90,8 @@ def plan(tensors: Mapping[str, GgufTensor], config: Mapping[str, Any]) -> list[T
 
     Raises UnsupportedModel for unknown or missing tensors, or wrong shapes.
     """
-    names = {name: transformers_name(name) for name in tensors if name not in _NOT_WEIGHTS}
+    kind = config["model_type"]
+    names = {name: transformers_name(name, kind) for name in tensors if name not in _NOT_WEIGHTS}
     unknown = sorted(name for name, found in names.items() if found is None)
     if unknown:
         raise UnsupportedModel(
@@ -83,7 +100,7 @@ def plan(tensors: Mapping[str, GgufTensor], config: Mapping[str, Any]) -> list[T
         )
     _check_shapes(tensors, config)
     return [
-        Target(found, tensors[name], _row_order(name, config))
+        Target(found, tensors[name], _row_order(name, config), _offset(name, kind))
         for name, found in names.items()
         if found is not None
     ]
@@ -126,7 +143,9 @@ def _needed(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         "ffn_up": (inner, hidden),
         "ffn_down": (hidden, inner),
     }
-    if config["model_type"] == "qwen3":
+    if config["model_type"] == _GEMMA_TYPE:
+        layer |= dict.fromkeys(("post_attention_norm", "post_ffw_norm"), (hidden,))
+    if config["model_type"] in ("qwen3", _GEMMA_TYPE):
         layer |= dict.fromkeys(("attn_q_norm", "attn_k_norm"), (config["head_dim"],))
     top = {
         "token_embd.weight": (config["vocab_size"], hidden),
@@ -176,7 +195,7 @@ def _write_shard(
 ) -> None:
     specs, arrays = {}, []
     for target in shard:
-        array = _encoded(target.tensor.rows(target.order), dtype)
+        array = _encoded(target.values(), dtype)
         arrays.append(array)  # a spec holds only an address
         specs[target.name] = TensorSpec(
             dtype=dtype,
@@ -210,6 +229,10 @@ def _encoded(values: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[Any]:
     bits = values.view(np.uint32)  # numpy has no bfloat16: round half to even
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     return rounded.astype(np.uint16)
+
+
+def _offset(name: str, model_type: str) -> float:
+    return gemma.NORM_OFFSET if model_type == _GEMMA_TYPE and name.endswith("norm.weight") else 0.0
 
 
 def _row_order(name: str, config: Mapping[str, Any]) -> npt.NDArray[np.intp] | None:

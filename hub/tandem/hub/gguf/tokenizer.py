@@ -1,20 +1,21 @@
-"""GGUF vocabulary → tokenizer.json and tokenizer_config.json, for byte-level BPE only.
+"""GGUF vocabulary → tokenizer.json and tokenizer_config.json.
 
-Files only name their cut of text (``tokenizer.ggml.pre``); the cuts are those of the models'
-published tokenizer.json.
+Vocabularies are byte-level BPE or SentencePiece BPE. Files of the first only name their cut of text
+(``tokenizer.ggml.pre``); the cuts are those of the models' published tokenizer.json.
 """
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from tandem.hub.errors import UnsupportedModel
+from tandem.hub.gguf import sentencepiece
 from tandem.hub.gguf.reader import GgufModel
+from tandem.hub.gguf.token_types import TokenType, token_types
 
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -26,15 +27,6 @@ _TEKKEN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-
-
-class TokenType(IntEnum):
-    """Relevant values of ``tokenizer.ggml.token_type``."""
-
-    CONTROL = 3
-    """Never the result of plain text."""
-    USER_DEFINED = 4
-    """Matched whole in text, and shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +59,10 @@ CUTS = {
 
 def write_tokenizer(model: GgufModel, folder: Path) -> None:
     """Write tokenizer.json and tokenizer_config.json. Raises UnsupportedModel."""
-    cut = _cut(model)
-    begins = model.flag("tokenizer.ggml.add_bos_token", default=cut.begins)
-    ends = model.flag("tokenizer.ggml.add_eos_token", default=False)
     tokens = model.texts("tokenizer.ggml.tokens")
+    parts, begins = _parts(model, tokens)
+    begins = model.flag("tokenizer.ggml.add_bos_token", default=begins)
+    ends = model.flag("tokenizer.ggml.add_eos_token", default=False)
     first = model.token_id("bos", len(tokens)) if begins else None
     last = model.token_id("eos", len(tokens)) if ends else None
     if ends and last is None:
@@ -80,31 +72,43 @@ def write_tokenizer(model: GgufModel, folder: Path) -> None:
         "truncation": None,
         "padding": None,
         "added_tokens": _added_tokens(model, tokens),
-        "normalizer": {"type": "NFC"} if cut.nfc else None,
-        "pre_tokenizer": _pre_tokenizer(cut),
         "post_processor": _around(tokens, first, last),
-        "decoder": _byte_level(use_regex=True),
-        "model": _bpe(model, tokens, cut),
+        **parts,
     }
     # Check that the library can read the file.
     try:
         made = Tokenizer.from_str(json.dumps(content))
     except Exception as error:
         raise UnsupportedModel(
-            f"model: {model.path.name} has a vocabulary that is not byte-level BPE: {error}"
+            f"model: {model.path.name} has a vocabulary that is not BPE: {error}"
         ) from error
     made.save(str(folder / "tokenizer.json"), pretty=False)
     config = _tokenizer_config(model, tokens, begins=begins, ends=ends)
     _write_json(folder / "tokenizer_config.json", config)
 
 
-def _cut(model: GgufModel) -> Cut:
+def _parts(model: GgufModel, tokens: list[str]) -> tuple[dict[str, Any], bool]:
+    """Return the normalizer, cut, decoder and model, and whether a text begins with bos if the file
+    does not specify it."""
     kind = model.text("tokenizer.ggml.model")
+    if kind == sentencepiece.KIND:
+        return sentencepiece.parts(model, tokens), True
     if kind != "gpt2":
         raise UnsupportedModel(
             f"model: {model.path.name} has tokenizer.ggml.model {kind!r}; 'gpt2' (byte-level BPE) "
-            f"is allowed"
+            f"and {sentencepiece.KIND!r} (SentencePiece BPE) are allowed"
         )
+    cut = _cut(model)
+    parts = {
+        "normalizer": {"type": "NFC"} if cut.nfc else None,
+        "pre_tokenizer": _pre_tokenizer(cut),
+        "decoder": _byte_level(use_regex=True),
+        "model": _bpe(model, tokens, cut),
+    }
+    return parts, cut.begins
+
+
+def _cut(model: GgufModel) -> Cut:
     pre = model.text("tokenizer.ggml.pre", default="default")
     if pre not in CUTS:
         raise UnsupportedModel(
@@ -114,10 +118,6 @@ def _cut(model: GgufModel) -> Cut:
 
 
 def _added_tokens(model: GgufModel, tokens: list[str]) -> list[dict[str, Any]]:
-    kinds = model.get("tokenizer.ggml.token_type", [])
-    if not isinstance(kinds, list) or len(kinds) not in (0, len(tokens)):
-        allowed = f"one number for each of the {len(tokens)} tokens"
-        raise model.refusal("tokenizer.ggml.token_type", kinds, allowed)
     return [
         {
             "id": token_id,
@@ -128,7 +128,7 @@ def _added_tokens(model: GgufModel, tokens: list[str]) -> list[dict[str, Any]]:
             "normalized": False,
             "special": kind == TokenType.CONTROL,
         }
-        for token_id, kind in enumerate(kinds)
+        for token_id, kind in enumerate(token_types(model, len(tokens)))
         if kind in (TokenType.CONTROL, TokenType.USER_DEFINED)
     ]
 

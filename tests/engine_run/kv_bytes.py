@@ -1,0 +1,92 @@
+"""Bytes of KV that one decoding request of Gemma 3 270M holds, by kind of layers.
+
+python -m tests.engine_run.kv_bytes prints the table of docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.engine_plan.builders import Harness, request_of
+
+from tandem.engine.cache.groups import NO_BLOCK
+from tandem.engine.config import ModelFacts, read_facts
+from tandem.protocol.card import KVKind
+
+LENGTHS = (1024, 8192, 32768)
+CHUNK = 2048
+GEMMA3_270M = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "head_dim": 256,
+    "hidden_size": 640,
+    "intermediate_size": 2048,
+    "max_position_embeddings": 65536,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 18,
+    "num_key_value_heads": 1,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "vocab_size": 262144,
+}
+
+
+class Held(NamedTuple):
+    """Blocks of one request, in the order of the layout's groups."""
+
+    kinds: tuple[KVKind, ...]
+    blocks: tuple[int, ...]
+    block_bytes: int
+
+    def bytes_of(self, kind: KVKind) -> int:
+        pairs = zip(self.kinds, self.blocks, strict=True)
+        return self.block_bytes * sum(count for each, count in pairs if each is kind)
+
+
+def facts() -> ModelFacts:
+    with tempfile.TemporaryDirectory() as place:
+        (Path(place) / "config.json").write_text(json.dumps(GEMMA3_270M))
+        return read_facts(Path(place))
+
+
+def held(num_tokens: int) -> Held:
+    """Compute a prompt in chunks and one decode; return what the request then holds."""
+    harness = Harness(
+        num_blocks=20_000,
+        facts=facts(),
+        dtype="bfloat16",
+        max_num_batched_tokens=CHUNK,
+        max_model_len=LENGTHS[-1] + 16,
+    )
+    prompt = [3 + index % 50 for index in range(num_tokens)]
+    assert harness.add(request_of("a", prompt)) is None
+    while len(harness.outputs) < 2:
+        harness.step()
+    (request,) = harness.core.scheduler.request_table.running
+    tables = request.block_tables
+    layout = harness.config.layout
+    blocks = tuple(sum(block != NO_BLOCK for block in table) for table in tables)
+    assert sum(blocks) == harness.core.manager.pool.num_blocks - harness.core.manager.num_free
+    return Held(tuple(group.kind for group in layout.groups), blocks, layout.block_bytes)
+
+
+def table() -> str:
+    """Return the table in Markdown, in MiB."""
+    lines = [
+        "| tokens | full attention | windows | together | without windows |",
+        "|---|---|---|---|---|",
+    ]
+    for length in LENGTHS:
+        found = held(length)
+        full, windows = found.bytes_of(KVKind.FULL), found.bytes_of(KVKind.WINDOW)
+        plain = full * len(found.kinds)
+        cells = (full, windows, full + windows, plain)
+        lines.append(f"| {length:,} | " + " | ".join(f"{c / 2**20:.1f}" for c in cells) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())

@@ -160,6 +160,20 @@ BOARD = Board(
                     ),
                 ),
                 panel(
+                    "Draft tokens",
+                    "short",
+                    "Drafts that were verified, and those that were accepted. Few accepted: the "
+                    "text does not repeat itself, and drafts pause.",
+                    (
+                        rate("tandem:spec_decode_num_draft_tokens_total", POD, WORKER),
+                        "drafted {{pod}}",
+                    ),
+                    (
+                        rate("tandem:spec_decode_num_accepted_tokens_total", POD, WORKER),
+                        "accepted {{pod}}",
+                    ),
+                ),
+                panel(
                     "Wasted and repeated tokens",
                     "short",
                     "Drawn for sequences that had ended, or drawn again on resume. `agreed false` "

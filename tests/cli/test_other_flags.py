@@ -93,10 +93,11 @@ def test_names_of_others_are_ours():
     assert ModelConfig(model="m", dtype="float").dtype == "float32"
 
 
-def test_two_gpus_a_worker_are_refused_by_name(capsys: pytest.CaptureFixture[str]):
+def test_two_ranks_in_one_process_are_refused_by_name(capsys: pytest.CaptureFixture[str]):
     """Before the model is looked at."""
-    assert main(["serve", "/nonexistent", "-tp", "2"]) == 2
-    assert "tensor_parallel_size: 2 is not allowed; 1: in this version" in capsys.readouterr().err
+    flags = ["-tp", "2", "--distributed-executor-backend", "uni"]
+    assert main(["serve", "/nonexistent", *flags]) == 2
+    assert "tensor_parallel_size: 2 is not allowed; 1 with" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

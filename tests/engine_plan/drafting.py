@@ -27,8 +27,8 @@ def guesses(outputs: dict[str, list[int]], *, most: int, wrong_every: int, vocab
 
 
 class Drafter:
-    """Proposes for every sequence that decodes, before a step; one whose token is on its way is
-    held until it is known."""
+    """Proposes for every sequence that decodes, before a step: for every other one after a token
+    that is in flight, for the others once that is known."""
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
@@ -48,8 +48,10 @@ class Drafter:
         for request in request_table.running:
             if request.num_generated == 0 or request.constraint is not None:
                 continue
-            if not self._waits(request):
-                self.taken += request_table.drafts.propose(request, guess(request))
+            pending = request.num_output_placeholders
+            if not pending or (pending == 1 and request.seq % 2):
+                tokens = guess(request)[pending:]
+                self.taken += request_table.drafts.propose(request, tokens)
             elif request.plan_limit:
                 request.plan_limit = 0
                 self._held.append(request)

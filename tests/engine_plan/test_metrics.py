@@ -50,6 +50,8 @@ NAMES = {
     "tandem:discarded_tokens",
     "tandem:late_connector_events",
     "tandem:resume_replayed_tokens",
+    "tandem:spec_decode_num_draft_tokens",
+    "tandem:spec_decode_num_accepted_tokens",
 }
 
 

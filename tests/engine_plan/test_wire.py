@@ -108,7 +108,7 @@ def test_a_result_comes_with_a_fence_that_is_done():
 def test_start_and_its_answer_come_across():
     """The whole config with the model's facts; what the rank holds."""
     config = config_of(max_num_seqs=3, kv_offloading_size=0.5)
-    start = decode_start(encode(Start(config, 20)))
+    start = decode_start(encode(Start(config, 20, 1, "store")))
     assert start.config == config
     started = Started(Capacity(5, config.layout, 2), 4096)
     assert decode_from_rank(encode(started)) == started

@@ -202,8 +202,8 @@ def test_the_child_ends_with_the_engines_process(started):
     for number in (signal.SIGINT, signal.SIGTERM):
         os.kill(child.pid, number)
     assert started.execute(SchedulerOutput(1, ())).result(SECONDS).step == 1
-    assert started._channel is not None
-    started._channel.close()
+    assert started._ranks
+    started._ranks[0].channel.close()
     wait_for(lambda: child.status() == psutil.STATUS_ZOMBIE, SECONDS)
 
 

@@ -167,12 +167,12 @@ def test_block_tables_grow():
 def test_backends_are_chosen_or_refused_with_a_reason():
     """By default a CPU runs torch; a backend that cannot run here says why."""
     group = config().layout.groups[0]
-    assert select_backend(group, CPU).name == "torch"
-    assert select_backend(group, CPU, "torch").name == "torch"
+    assert select_backend([group], CPU).name == "torch"
+    assert select_backend([group], CPU, "torch").name == "torch"
     with pytest.raises(InvalidParameter, match=r"triton"):
-        select_backend(group, CPU, "triton")
+        select_backend([group], CPU, "triton")
     with pytest.raises(InvalidParameter, match="one of torch"):
-        select_backend(group, CPU, "flash")
+        select_backend([group], CPU, "flash")
     assert PagedAttention(16, None).supports(group, CPU).yes
     eight_bits = replace_group(group)
     assert not PagedAttention(16, Backend.TRITON).supports(eight_bits, torch.device("cuda")).yes

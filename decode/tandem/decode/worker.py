@@ -21,8 +21,10 @@ from tandem.worker.server_config import ServerConfig
 
 
 def run(config: EngineConfig, server: ServerConfig, kv: KVTransferConfig) -> int:
-    """Serve until a signal; return the exit status. An encoder gets no hand-off."""
-    takes_over = config.facts.encoder is None
+    """Serve until a signal; return the exit status. An encoder and several ranks get no
+    hand-off."""
+    alone = config.parallel.tensor_parallel_size > 1 and not kv.kv_pull_peers
+    takes_over = config.facts.encoder is None and not alone
     executor = make_executor(config, reach_memory=takes_over)
 
     def make_role(context: RoleContext) -> RoleParts:

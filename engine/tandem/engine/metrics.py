@@ -294,15 +294,18 @@ class EngineMetrics:
             self._flops.inc(stats.flops)
             self._read_bytes.inc(stats.read_bytes)
             self._write_bytes.inc(stats.write_bytes)
-        if stats.preemptions:
-            self._preemptions.inc(stats.preemptions)
-        if stats.discarded_tokens:
-            self._discarded.inc(stats.discarded_tokens)
         if stats.replayed_tokens:
             self._replayed["true"].inc(stats.agreed_tokens)
             self._replayed["false"].inc(stats.replayed_tokens - stats.agreed_tokens)
-        if stats.late_events:
-            self._late.inc(stats.late_events)
+        for counter, count in (
+            (self._preemptions, stats.preemptions),
+            (self._discarded, stats.discarded_tokens),
+            (self._drafted, stats.draft_tokens),
+            (self._accepted, stats.accepted_tokens),
+            (self._late, stats.late_events),
+        ):
+            if count:
+                counter.inc(count)
         for reason, count in (
             ("max_num_queued_reqs", stats.refused_queue_reqs),
             ("max_num_queued_tokens", stats.refused_queue_tokens),
@@ -360,6 +363,10 @@ class EngineMetrics:
         text = "Tokens sampled again on resume, by whether they were equal."
         name = "tandem:resume_replayed_tokens"
         self._replayed = counters(name, text, "agreed", ("true", "false"))
+        name = "tandem:spec_decode_num_draft_tokens"
+        self._drafted = counter(name, "Proposed tokens that a step checked.")
+        name = "tandem:spec_decode_num_accepted_tokens"
+        self._accepted = counter(name, "Proposed tokens that were sampled equal.")
         text = "Events of the hand-off for requests that have ended."
         self._late = counter("tandem:late_connector_events", text)
 

@@ -115,9 +115,9 @@ SWITCHES = frozenset({
 """Options above that take no value."""
 
 REFUSED: Mapping[str, str] = {
-    "pipeline_parallel_size": "one GPU computes a model in this version",
-    "pp": "one GPU computes a model in this version",
-    "pp_size": "one GPU computes a model in this version",
+    "pipeline_parallel_size": "layers are not divided between GPUs in this version",
+    "pp": "layers are not divided between GPUs in this version",
+    "pp_size": "layers are not divided between GPUs in this version",
     "data_parallel_size": "start several workers: tandem up --decode N",
     "dp": "start several workers: tandem up --decode N",
     "dp_size": "start several workers: tandem up --decode N",
@@ -130,10 +130,9 @@ REFUSED: Mapping[str, str] = {
     "lora_paths": "adapters are not served in this version",
     "max_loras": "adapters are not served in this version",
     "max_lora_rank": "adapters are not served in this version",
-    "speculative_config": "drafts are not proposed in this version",
-    "speculative_model": "drafts are not proposed in this version",
-    "num_speculative_tokens": "drafts are not proposed in this version",
-    "speculative_algorithm": "drafts are not proposed in this version",
+    "speculative_model": "use speculative_config; models that draft are not served yet",
+    "num_speculative_tokens": "use speculative_config",
+    "speculative_algorithm": "use speculative_config with method ngram",
     "rope_scaling": "give it in config.json, by --hf-overrides",
     "rope_theta": "give it in config.json, by --hf-overrides",
     "ssl_keyfile": "TLS is for a proxy in front of the router",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, device
@@ -20,7 +20,7 @@ from tandem.kernels.attention.batch import Scores
 from tandem.kernels.attention.bidirectional import BIDIRECTIONAL, WholePrompts, bidirectional
 from tandem.kernels.attention.decode import DECODE, decode
 from tandem.kernels.attention.prefill import PREFILL, prefill
-from tandem.protocol.card import KVGroup
+from tandem.protocol.card import KVGroup, KVKind
 from tandem.protocol.errors import InvalidParameter
 
 
@@ -111,23 +111,27 @@ _CHOICES = {
 AUTO = "auto"
 
 
-def select_backend(group: KVGroup, on: device, name: str = AUTO) -> AttentionBackend:
-    """Return the backend ``name``, or for ``auto`` the first that supports ``group`` on ``on``.
+def select_backend(groups: Sequence[KVGroup], on: device, name: str = AUTO) -> AttentionBackend:
+    """Return the backend ``name``, or for ``auto`` the first that supports all ``groups`` with
+    attention on ``on``.
 
     Raises InvalidParameter with the reason for an unknown or unsupported backend.
     """
+    attended = [each for each in groups if each.kind is not KVKind.STATE]
     refusals = []
-    for backend in _candidates(group, on, name):
-        support = backend.supports(group, on)
-        if support.yes:
+    for backend in _candidates(attended, on, name):
+        reasons = [
+            support.reason for each in attended if not (support := backend.supports(each, on)).yes
+        ]
+        if not reasons:
             logger.info("attention backend: %s", backend.name)
             return backend
-        refusals.append(f"{backend.name}: {support.reason}")
+        refusals.append(f"{backend.name}: {reasons[0]}")
     known = ", ".join(each.value for each in Backend)
     raise InvalidParameter("attention_backend", name, "; ".join(refusals) or f"one of {known}")
 
 
-def _candidates(group: KVGroup, on: device, name: str) -> Iterator[AttentionBackend]:
+def _candidates(groups: Sequence[KVGroup], on: device, name: str) -> Iterator[AttentionBackend]:
     for choice in Backend if name != AUTO else _CHOICES.get(on.type, (Backend.TORCH,)):
         if name == AUTO or (choice is not None and choice.value == name):
-            yield PagedAttention(group.head_dim, choice)
+            yield PagedAttention(groups[-1].head_dim, choice)

@@ -24,7 +24,7 @@ from tandem.engine.config.cache import GPU_BLOCK_SIZE, CacheConfig, GPUConfig
 from tandem.engine.config.facts import ModelFacts, check_settings
 from tandem.engine.config.layout import LayerGroup, layer_groups
 from tandem.engine.config.model import DTYPES, ModelConfig
-from tandem.engine.config.parallel import ParallelConfig
+from tandem.engine.config.parallel import ParallelConfig, check_ranks
 from tandem.engine.config.read import CONFIG, read_facts
 from tandem.engine.config.scheduler import (
     CPU_LEAST_MIXED_TOKENS,
@@ -38,7 +38,7 @@ from tandem.engine.config.scheduler import (
 )
 from tandem.engine.config.structured_outputs import StructuredOutputsConfig
 from tandem.engine.config.weight_files import indexed, unindexed
-from tandem.protocol.card import Fingerprint, KVLayout
+from tandem.protocol.card import Fingerprint, KVKind, KVLayout
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import ALL_LOGPROBS
 
@@ -140,12 +140,20 @@ class EngineConfig:
     def __post_init__(self) -> None:
         check_choices(self)
         _check_length(self.model, self.facts)
+        check_ranks(
+            self.parallel.tensor_parallel_size,
+            self.facts,
+            device=self.device,
+            offloads=self.cache.kv_offloading_size is not None,
+        )
         if self.facts.encoder is not None:
             check_settings(self.cache, self.scheduler)
             if self.model.enable_prompt_embeds:
                 allowed = "false: an encoder's prompts are texts or token ids"
                 raise InvalidParameter("enable_prompt_embeds", True, allowed)
             self._check_step()
+        if self.scheduler.speculative_config is not None:
+            self._check_drafts()
         if self.kv_dtype != self.dtype:
             allowed = f"auto or {self.dtype}, the model's"
             raise InvalidParameter("kv_cache_dtype", self.kv_dtype, allowed)
@@ -248,6 +256,13 @@ class EngineConfig:
                 f"at most max_num_batched_tokens={most}: an encoder computes a prompt in one step"
             )
             raise InvalidParameter("max_model_len", asked, allowed)
+
+    def _check_drafts(self) -> None:
+        states = any(each.kind is KVKind.STATE for each in self.layout.groups)
+        if states or self.facts.encoder is not None:
+            kind = "recurrent states" if states else "an encoder"
+            allowed = f"none: a model with {kind} takes no drafts"
+            raise InvalidParameter("speculative_config", self.scheduler.speculative_config, allowed)
 
     def fingerprint(self, layout: KVLayout | None = None) -> Fingerprint:
         """Return the fingerprint that workers must share to exchange KV. Reads files: call once."""

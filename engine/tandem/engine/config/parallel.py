@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from tandem.base.settings import check_choices, check_integer, setting
+from tandem.engine.config.facts import FP8_BLOCK, ModelFacts
+from tandem.protocol.card import KVKind
 from tandem.protocol.errors import InvalidParameter
 
 
@@ -11,19 +13,72 @@ class ParallelConfig:
     """Ranks of one worker."""
 
     tensor_parallel_size: int = setting(
-        1, "Ranks that share each layer. This version runs one rank.", unit="ranks"
+        1,
+        "Ranks that share each layer, on CPUs: each has a part of the heads, of the MLPs and of the"
+        " vocabulary. They support no hand-off and no kv_offloading_size.",
+        unit="ranks",
     )
 
     distributed_executor_backend: str = setting(
-        "uni",
-        "Process of a rank. uni: the engine's process; mp: a child process, which supports no "
-        "hand-off on a GPU.",
-        choices=("uni", "mp"),
+        "auto",
+        "Process of a rank. auto: mp for several ranks, else uni. uni: the engine's process; mp: a "
+        "child process for each, which supports no hand-off on a GPU.",
+        choices=("auto", "uni", "mp"),
     )
 
     def __post_init__(self) -> None:
         check_choices(self)
         check_integer("tensor_parallel_size", self.tensor_parallel_size, 1)
-        if self.tensor_parallel_size > 1:
-            allowed = "1: in this version one GPU computes a model; several workers share the load"
+        if self.tensor_parallel_size > 1 and self.distributed_executor_backend == "uni":
+            allowed = "1 with distributed_executor_backend=uni: several ranks require mp"
             raise InvalidParameter("tensor_parallel_size", self.tensor_parallel_size, allowed)
+
+    @property
+    def in_children(self) -> bool:
+        """Return whether the ranks are child processes."""
+        return self.tensor_parallel_size > 1 or self.distributed_executor_backend == "mp"
+
+
+def check_ranks(size: int, facts: ModelFacts, *, device: str, offloads: bool) -> None:
+    """Raise InvalidParameter for a model or setting that ``size`` ranks do not support.
+    ``offloads``: KV is offloaded."""
+    if size == 1:
+        return
+    reason = _reason_for_one(facts, device=device, offloads=offloads)
+    if reason is not None:
+        raise InvalidParameter("tensor_parallel_size", size, f"1 {reason}")
+    for name, extent, unit in _extents(facts):
+        if extent % (size * unit):
+            parts = f", in parts of a multiple of {unit}" if unit > 1 else ""
+            allowed = f"a divisor of the model's {extent} {name}{parts}"
+            raise InvalidParameter("tensor_parallel_size", size, allowed)
+
+
+def _reason_for_one(facts: ModelFacts, *, device: str, offloads: bool) -> str | None:
+    if device != "cpu":
+        return "on a GPU, where ranks cannot exchange sums yet"
+    if offloads:
+        return "with kv_offloading_size, whose blocks are one rank's"
+    if facts.encoder is not None:
+        return f"for {facts.architecture}, an encoder"
+    if KVKind.STATE in facts.kinds:
+        return f"for {facts.architecture}, whose layers with states cannot be cut"
+    return None
+
+
+def _extents(facts: ModelFacts) -> tuple[tuple[str, int, int], ...]:
+    """Return name, extent and unit of all that is cut into equal parts."""
+    cut = (
+        ("key and value heads", facts.num_kv_heads, 1),
+        ("heads", facts.num_heads, 1),
+        ("values of an MLP (intermediate_size)", facts.intermediate_size, 1),
+    )
+    if facts.quantization is None:
+        return cut
+    block = FP8_BLOCK[0]
+    return (
+        *cut,
+        ("values of keys", facts.num_kv_heads * facts.head_dim, block),
+        ("values of queries", facts.num_heads * facts.head_dim, block),
+        ("values of an MLP (intermediate_size)", facts.intermediate_size, block),
+    )

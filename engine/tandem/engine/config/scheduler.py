@@ -11,6 +11,13 @@ from tandem.base.settings import (
     check_share,
     setting,
 )
+from tandem.engine.config.speculative import (
+    MOST_DRAFTED_SEQS,
+    MOST_DRAFTS,
+    MOST_SPECULATIVE_TOKENS,
+    NgramLookup,
+    lookup_of,
+)
 
 GPU_BATCHED_TOKENS = 8192
 GPU_IDLE_POLL_MS = 20
@@ -80,6 +87,12 @@ class SchedulerConfig:
     replay_check_tokens: int = 16
     """Emitted tokens of a resumed request, the last ones, that are sampled again and compared
     (tandem:resume_replayed_tokens_total). The emitted tokens stand in any case."""
+    speculative_config: str | None = setting(
+        None,
+        "Drafts of several tokens a step, as JSON in vLLM's spelling: method (ngram), "
+        f"num_speculative_tokens (1 to {MOST_SPECULATIVE_TOKENS}), prompt_lookup_max and "
+        "prompt_lookup_min (tokens of an n-gram; 5 and 5). Default: no drafts.",
+    )
     watermark: float = 0.01
     """Share of the blocks kept free when a request is admitted, to avoid preemptions."""
     async_scheduling: bool = setting(
@@ -103,10 +116,29 @@ class SchedulerConfig:
         check_optional_integer("max_num_queued_reqs", self.max_num_queued_reqs, 1)
         check_optional_integer("max_num_queued_tokens", self.max_num_queued_tokens, 1)
         check_integer("replay_check_tokens", self.replay_check_tokens, 0, MOST_REPLAYED)
+        if self.speculative_config is not None:
+            object.__setattr__(self, "speculative_config", lookup_of(self.speculative_config).text)
         check_share("watermark", self.watermark)
         check_flag("async_scheduling", self.async_scheduling)
         check_integer("idle_poll_ms", self.idle_poll_ms, 0, 1000)
         check_choices(self)
+
+    @property
+    def lookup(self) -> NgramLookup | None:
+        """Return the parsed ``speculative_config``; None: no drafts are proposed."""
+        return None if self.speculative_config is None else lookup_of(self.speculative_config)
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """Return the most drafts of a row that are proposed."""
+        return 0 if self.lookup is None else self.lookup.num_speculative_tokens
+
+    @property
+    def max_num_samples(self) -> int:
+        """Return the most rows of logits of a step without resumed requests."""
+        drafted = min(self.max_num_seqs, MOST_DRAFTED_SEQS)
+        drafts = min(drafted * self.num_speculative_tokens, MOST_DRAFTS)
+        return max(self.max_num_seqs, drafted + drafts)
 
     def mixed_tokens(self, decodes: int) -> int:
         """Return the most tokens of a step in which ``decodes`` sequences decode (at least one)."""

@@ -23,7 +23,7 @@ class OnKVWritten(Protocol):
 
 
 class Executor(Protocol):
-    """Executor of plans: ``UniProcExecutor`` in this process, ``MultiprocExecutor`` in a child."""
+    """Executor of plans: ``UniProcExecutor`` in this process, ``MultiprocExecutor`` in children."""
 
     def start(self, config: EngineConfig, allocate: KVCacheAllocator | None = None) -> Capacity:
         """Load weights and the KV cache. Call once; errors have a plain message."""

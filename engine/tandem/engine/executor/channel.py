@@ -33,6 +33,10 @@ class Channel:
         self._size: int | None = None
         """Size of the frame under way, once its length has been received."""
 
+    def fileno(self) -> int:
+        """Return the descriptor, which is readable if a frame begins or the other end closed."""
+        return self._socket.fileno()
+
     def send(self, *parts: bytes, seconds: float) -> None:
         """Send one frame. Raises ChannelClosed, or TimeoutError, after which the channel is
         unusable."""

@@ -1,41 +1,47 @@
-"""Executor of one rank in a child process; plans and results are sent over a channel.
+"""Executor of ranks in child processes; plans and results are sent over a channel to each.
 
 The engine's threads and garbage do not delay a step. Each process sees the other's end at once. On
 a CPU both map the KV cache, so that hand-offs move blocks from here.
+
+Every rank gets every plan and draws the same tokens; the first one's result counts. Several ranks
+that share layers are out of step after a failure, so that no step follows one.
 """
 
 from __future__ import annotations
 
 import logging
-import signal
+import select
 import socket
 import subprocess
 import sys
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TypeVar
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.executor.channel import Channel, ChannelClosed
+from tandem.engine.executor.channel import Channel
+from tandem.engine.executor.process import (
+    STEP_SECONDS,
+    STOP_SECONDS,
+    RankProcess,
+    RankSilent,
+)
 from tandem.engine.executor.wire import (
     Failed,
-    FromRank,
-    MemoryMoved,
     MoveMemory,
     Profile,
-    Profiled,
     RankError,
     Start,
-    Started,
     StepResult,
-    decode_from_rank,
-    encode,
     error_of,
 )
 from tandem.engine.kv_memory import Capacity, KVCacheAllocator, KVRegion
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
-from tandem.memory.shared import SharedMemory
 from tandem.protocol.commands import MEMORY_SECONDS, PROFILE_SECONDS, SleepTag
 from tandem.protocol.errors import InvalidParameter, TandemError
 
@@ -43,15 +49,9 @@ logger = logging.getLogger(__name__)
 
 START_SECONDS = 3600.0
 """Time to load the weights."""
-STEP_SECONDS = 600.0
-"""Time for a rank to take a plan, or answer it, before it counts as hung."""
-STOP_SECONDS = 15.0
-"""Time after which a rank that has not ended is killed."""
-_RANK = 0
-
-
-class RankSilent(RankError):
-    """The rank did not answer by the deadline; it may still."""
+CAUSE_SECONDS = 15.0
+"""Time after a failed exchange in which the rank that caused it is awaited."""
+Answer = TypeVar("Answer")
 
 
 class RankFuture(Future[ModelRunnerOutput]):
@@ -69,52 +69,47 @@ class RankFuture(Future[ModelRunnerOutput]):
 
 
 class MultiprocExecutor:
-    """Executor of one rank in a child process, for one thread."""
+    """Executor of ranks in child processes, for one thread."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._channel: Channel | None = None
+        self._ranks: list[RankProcess] = []
         self._capacity: Capacity | None = None
-        self._memory: SharedMemory | None = None
         self._pending: deque[RankFuture] = deque()
         """Steps without a result, in order."""
-        self._late: MoveMemory | None = None
-        """Request whose answer is late; it must be read before any other answer."""
-        self._overslept = False
-        """Whether the rank fell asleep after the deadline, so that it must be woken."""
-        self._late_profiles = 0
-        """Late answers to Profile, which are dropped."""
+        self._failure: TandemError | None = None
+        """Failure of one of several ranks."""
 
     def start(self, config: EngineConfig, allocate: KVCacheAllocator | None = None) -> Capacity:
-        """Start the child. Raises InvalidParameter for an allocator: the memory is the child's."""
-        assert self._process is None, "the executor has started already"
+        """Start the children. Raises InvalidParameter for an allocator: the memory is theirs."""
+        assert not self._ranks, "the executor has started already"
         if allocate is not None:
             allowed = "uni if the engine's process allocates the KV cache's memory"
             raise InvalidParameter("distributed_executor_backend", "mp", allowed)
-        here, there = socket.socketpair()
-        with there:
-            self._process = self.launch(there.fileno())
-        self._channel = Channel(here)
-        try:
-            self._capacity = self._begin(config)
-        except BaseException:
-            self.stop()
-            raise
-        logger.info("rank %d runs in process %d", _RANK, self._process.pid)
+        with TemporaryDirectory(prefix="tandem-ranks-") as folder:
+            try:
+                for number in range(config.parallel.tensor_parallel_size):
+                    self._ranks.append(self._launched(number))
+                self._capacity = self._begin(config, Path(folder) / "store")
+            except BaseException:
+                self.stop()
+                raise
+        for each in self._ranks:
+            logger.info("rank %d runs in process %d", each.number, each.process.pid)
         return self._capacity
 
     def launch(self, descriptor: int) -> subprocess.Popen[bytes]:
-        """Start the rank's process, which has its own end of the channel under ``descriptor``."""
+        """Start a rank's process, which has its own end of the channel under ``descriptor``."""
         command = [sys.executable, "-P", "-m", "tandem.engine.executor.rank", str(descriptor)]
         return subprocess.Popen(command, pass_fds=(descriptor,), stdin=subprocess.DEVNULL)
 
     def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
         future = RankFuture(self)
         try:
+            if self._failure is not None:
+                raise self._failure
             self._settle_memory()
-            self._open.send(encode(plan), seconds=STEP_SECONDS)
-        except ChannelClosed:
-            future.set_exception(self._gone())
+            for each in self._open:
+                each.send(plan)
         except TandemError as error:
             future.set_exception(error)
         else:
@@ -122,17 +117,21 @@ class MultiprocExecutor:
         return future
 
     def draw(self, masks: TokenMasks) -> None:
-        with suppress(ChannelClosed):
-            self._open.send(encode(masks), seconds=STEP_SECONDS)
+        for each in self._open:
+            with suppress(RankError):
+                each.send(masks)
 
     def regions(self) -> tuple[KVRegion, ...]:
-        """Raise InvalidParameter on a GPU: the child's memory is unreachable."""
+        """Raise InvalidParameter on a GPU: the children's memory is unreachable."""
         assert self._capacity is not None, "the executor has not started, or has stopped"
-        if self._memory is None:
-            raise unreachable()
         size = self._capacity.layout.block_bytes
-        blocks = self._memory.tensor()[: self._capacity.num_blocks * size].view(-1, size)
-        return (KVRegion(_RANK, blocks),)
+        regions = []
+        for each in self._ranks:
+            if each.memory is None:
+                raise unreachable()
+            blocks = each.memory.tensor()[: self._capacity.num_blocks * size].view(-1, size)
+            regions.append(KVRegion(each.number, blocks))
+        return tuple(regions)
 
     def sleep(self, level: int) -> int:
         return self._move_memory(MoveMemory(level=level))
@@ -141,139 +140,166 @@ class MultiprocExecutor:
         self._move_memory(MoveMemory(tags=tuple(tags)))
 
     def profile(self, folder: str | None) -> str:
-        try:
-            self._open.send(encode(Profile(folder)), seconds=STEP_SECONDS)
-        except ChannelClosed as error:
-            raise self._gone() from error
-        try:
-            while not isinstance(message := self._receive(PROFILE_SECONDS), Profiled):
-                self._take(message)  # a step that ended meanwhile
-        except RankSilent:
-            self._late_profiles += 1
-            raise
-        if message.error is not None:
-            raise RankError(f"rank {_RANK}: {message.error}")
-        return message.path
+        """See Executor. Each rank writes a file; the first one's is returned."""
+        for each in self._open:
+            each.send(Profile(folder))
+        answers, silent = [], None
+        for each in self._ranks:
+            try:
+                answers.append(each.profiled(PROFILE_SECONDS))
+            except RankSilent as error:
+                silent = error
+        if silent is not None:
+            raise silent
+        for number, answer in enumerate(answers):
+            if answer.error is not None:
+                raise RankError(f"rank {number}: {answer.error}")
+        return answers[0].path
 
     def processes(self) -> Mapping[int, int]:
-        return {} if self._process is None else {_RANK: self._process.pid}
+        return {each.number: each.process.pid for each in self._ranks}
 
     def check_health(self) -> None:
-        if self._process is not None and self._process.poll() is not None:
-            raise self._gone()
+        for each in self._ranks:
+            if each.process.poll() is not None:
+                raise each.gone()
 
     def stop(self) -> None:
-        """Close the channel, at which the child ends; kill one that does not."""
-        process, channel, memory = self._process, self._channel, self._memory
-        self._process = self._channel = self._memory = self._capacity = None
+        """Close the channels, at which the children end; kill those that do not."""
+        ranks, self._ranks, self._capacity = self._ranks, [], None
         self._pending.clear()
-        if channel is not None:
-            channel.close()
-        if memory is not None:
-            memory.close()
-        if process is not None:
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                logger.warning("rank %d did not end within %g s", _RANK, STOP_SECONDS)
-                process.kill()
-                process.wait()
+        for each in ranks:
+            each.stop()
+        deadline = time.monotonic() + STOP_SECONDS
+        for each in ranks:
+            if not each.ended(max(0.0, deadline - time.monotonic())):
+                logger.warning("rank %d did not end within %g s", each.number, STOP_SECONDS)
 
     @property
     def pid(self) -> int:
-        assert self._process is not None, "the executor has not started, or has stopped"
-        return self._process.pid
+        """Return the process id of the first rank."""
+        return self._open[0].process.pid
 
     def take_result(self, seconds: float) -> None:
-        """Set the result of the oldest step. Raises RankError if the rank ended, or is silent."""
-        self._take(self._receive(seconds))
-
-    def _take(self, message: FromRank) -> None:
+        """Set the result of the oldest step. Raises RankError if a rank ended, or is silent."""
+        without = [each for each in self._open if not each.results]
+        self._receive(without, lambda rank: rank.receive_result(seconds), seconds)
+        answers = {each.number: each.results.popleft() for each in self._ranks if each.results}
         future = self._pending.popleft()
-        if isinstance(message, StepResult):
-            future.set_result(message.output())
-        elif not isinstance(message, Failed):
-            raise RankError(f"rank {_RANK} answered a step with a {type(message).__name__}")
-        else:
-            future.set_exception(error_of(message, _RANK))
+        error = _cause(answers)
+        if error is None:
+            first = answers[0]
+            assert isinstance(first, StepResult), "no rank has failed"
+            future.set_result(first.output())
+            return
+        future.set_exception(error)
+        if len(self._ranks) > 1:
+            self._failure = error
+
+    def _launched(self, number: int) -> RankProcess:
+        here, there = socket.socketpair()
+        with there:
+            return RankProcess(number, self.launch(there.fileno()), Channel(here))
+
+    def _begin(self, config: EngineConfig, store: Path) -> Capacity:
+        level = logging.getLogger().getEffectiveLevel()
+        for each in self._ranks:
+            each.send(Start(config, level, each.number, str(store)))
+        answers = self._receive(
+            self._ranks, lambda rank: rank.started(START_SECONDS), START_SECONDS
+        )
+        error = _cause(answers)
+        if error is not None:
+            raise error
+        first = answers[0]
+        assert isinstance(first, Capacity), "no rank has failed"
+        return first
+
+    @staticmethod
+    def _receive(
+        ranks: Sequence[RankProcess],
+        receive: Callable[[RankProcess], Answer | Failed],
+        seconds: float,
+    ) -> dict[int, Answer | Failed]:
+        """Return each rank's next message, received as it comes. After a failure, return what came
+        before; after that of an exchange, wait shortly for its cause. Raises RankError."""
+        deadline = time.monotonic() + seconds
+        answers: dict[int, Answer | Failed] = {}
+        waiting = {each.channel.fileno(): each for each in ranks}
+        poller = select.poll()
+        for descriptor in waiting:
+            poller.register(descriptor, select.POLLIN)
+        while waiting:
+            ready = poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            if not ready and any(isinstance(each, Failed) for each in answers.values()):
+                return answers
+            if not ready:
+                raise next(iter(waiting.values())).silent(seconds)
+            for descriptor, _ in ready:
+                poller.unregister(descriptor)
+                rank = waiting.pop(descriptor)
+                answer = answers[rank.number] = receive(rank)
+                if isinstance(answer, Failed) and not answer.of_group:
+                    return answers
+                if isinstance(answer, Failed):
+                    deadline = min(deadline, time.monotonic() + CAUSE_SECONDS)
+        return answers
 
     def _move_memory(self, asked: MoveMemory) -> int:
         assert not self._pending, "memory is moved between steps"
         self._settle_memory()
-        return self._ask_memory(asked)
+        return self._ask_memory(asked, self._open)
 
     def _settle_memory(self) -> None:
-        """Read a late answer, and wake a rank that fell asleep too late. May be called again after
-        an error."""
-        if self._late is not None:
-            if isinstance(self._receive(MEMORY_SECONDS), MemoryMoved):
-                self._overslept = self._late.level > 0
-            self._late = None
-        if self._overslept:
-            self._ask_memory(MoveMemory(tags=tuple(SleepTag)))
-            self._overslept = False
+        """Read late answers, and wake ranks that fell asleep alone. May be called again after an
+        error."""
+        for each in self._open:
+            if each.late is not None:
+                asked = each.late
+                answer = each.memory_moved(asked, MEMORY_SECONDS)
+                each.overslept = not isinstance(answer, Failed) and asked.level > 0
+                each.late = None
+        overslept = [each for each in self._ranks if each.overslept]
+        if overslept:
+            self._ask_memory(MoveMemory(tags=tuple(SleepTag)), overslept)
+            for each in overslept:
+                each.overslept = False
 
-    def _ask_memory(self, asked: MoveMemory) -> int:
-        try:
-            self._open.send(encode(asked), seconds=STEP_SECONDS)
-        except ChannelClosed as error:
-            raise self._gone() from error
-        try:
-            message = self._receive(MEMORY_SECONDS)
-        except RankSilent:
-            self._late = asked
-            raise
-        if isinstance(message, Failed):
-            raise error_of(message, _RANK)
-        if not isinstance(message, MemoryMoved):
-            raise RankError(f"rank {_RANK} answered with a {type(message).__name__}")
-        return message.nbytes
-
-    def _begin(self, config: EngineConfig) -> Capacity:
-        level = logging.getLogger().getEffectiveLevel()
-        try:
-            self._open.send(encode(Start(config, level)), seconds=STEP_SECONDS)
-        except ChannelClosed as error:
-            raise self._gone() from error
-        message = self._receive(START_SECONDS)
-        if not isinstance(message, Started):
-            if not isinstance(message, Failed):
-                raise RankError(f"rank {_RANK} did not start: {type(message).__name__}")
-            raise error_of(message, _RANK)
-        if message.kv_cache_bytes:
-            descriptor = self._open.receive_descriptor(seconds=STEP_SECONDS)
-            self._memory = SharedMemory(descriptor, message.kv_cache_bytes)
-        return message.capacity
-
-    def _receive(self, seconds: float) -> FromRank:
-        try:
-            message = decode_from_rank(self._open.receive(seconds=seconds))
-            while self._late_profiles and isinstance(message, Profiled):
-                self._late_profiles -= 1
-                message = decode_from_rank(self._open.receive(seconds=seconds))
-            return message
-        except ChannelClosed as error:
-            raise self._gone() from error
-        except TimeoutError as error:
-            raise RankSilent(f"rank {_RANK} did not answer within {seconds:g} s") from error
-
-    def _gone(self) -> RankError:
-        process = self._process
-        assert process is not None, "the executor has not started, or has stopped"
-        try:
-            status = process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            return RankError(f"rank {_RANK} closed its channel, but its process still runs")
-        if status < 0:
-            how = f"was killed by signal {-status} ({signal.Signals(-status).name})"
-        else:
-            how = f"ended with status {status}"
-        return RankError(f"rank {_RANK} has ended: its process {process.pid} {how}")
+    @staticmethod
+    def _ask_memory(asked: MoveMemory, ranks: Sequence[RankProcess]) -> int:
+        for each in ranks:
+            each.send(asked)
+        nbytes, moved = 0, []
+        error: TandemError | None = None
+        for each in ranks:
+            try:
+                answer = each.memory_moved(asked, MEMORY_SECONDS)
+            except RankSilent as silent:
+                error = error or silent
+                continue
+            if isinstance(answer, Failed):
+                error = error or error_of(answer, each.number)
+            else:
+                nbytes += answer.nbytes
+                moved.append(each)
+        if error is not None:
+            for each in moved:
+                each.overslept = asked.level > 0
+            raise error
+        return nbytes
 
     @property
-    def _open(self) -> Channel:
-        assert self._channel is not None, "the executor has not started, or has stopped"
-        return self._channel
+    def _open(self) -> list[RankProcess]:
+        assert self._ranks, "the executor has not started, or has stopped"
+        return self._ranks
+
+
+def _cause(answers: Mapping[int, object]) -> TandemError | None:
+    """Return the error of the first rank that failed, of one whose exchange failed only if no other
+    has failed; None if none has."""
+    failures = [(rank, each) for rank, each in answers.items() if isinstance(each, Failed)]
+    failures.sort(key=lambda each: each[1].of_group)
+    return error_of(failures[0][1], failures[0][0]) if failures else None
 
 
 def unreachable() -> InvalidParameter:

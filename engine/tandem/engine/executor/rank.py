@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tandem.engine.executor.channel import Channel, ChannelClosed, inherited
@@ -41,6 +42,7 @@ from tandem.protocol.errors import TandemError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from tandem.engine.ranks import Ranks
     from tandem.engine.worker import LaunchedStep, Worker
 
 logger = logging.getLogger(__name__)
@@ -52,13 +54,15 @@ SEND_SECONDS = 600.0
 
 STOP_SECONDS = 10.0
 """Maximum wait for a step after the channel closed."""
+THREADS = "OMP_NUM_THREADS"
 
 
 class Rank:
     """Runs plans from a channel on a Worker."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, number: int) -> None:
         self._channel = channel
+        self._number = number
         self._plans: queue.SimpleQueue[Planned | None] = queue.SimpleQueue()
         """None is the end: the channel is closed."""
         self._launched: deque[LaunchedStep | Exception] = deque()
@@ -66,6 +70,8 @@ class Rank:
     def start(self, message: Start) -> Worker:
         threading.Thread(target=self._read, name="plans", daemon=True).start()
         spin_briefly()
+        config = message.config
+        ranks = _joined(message)
         from tandem.engine.worker import Worker
 
         made: list[SharedMemory] = []
@@ -74,8 +80,8 @@ class Rank:
             made.append(SharedMemory.make(size))
             return made[0].tensor()
 
-        worker = Worker(message.config)
-        capacity = worker.start(allocate if message.config.device == "cpu" else None)
+        worker = Worker(config, ranks)
+        capacity = worker.start(allocate if config.device == "cpu" else None)
         size = made[0].size if made else 0
         self._channel.send(encode(Started(capacity, size)), seconds=SEND_SECONDS)
         for memory in made:
@@ -145,7 +151,32 @@ class Rank:
                     return
                 nap()
         self._launched.popleft()
-        self._channel.send(encode(_result_of(step)), seconds=SEND_SECONDS)
+        self._channel.send(encode(self._result_of(step)), seconds=SEND_SECONDS)
+
+    def _result_of(self, step: LaunchedStep | Exception) -> StepResult | Failed:
+        if isinstance(step, Exception):
+            return failed(step)
+        try:
+            if self._number:
+                step.wait_tokens()
+                return StepResult(step.step, ())
+            return StepResult.of(step.result())
+        except Exception as error:
+            logger.exception("step %d failed", step.step)
+            return failed(error)
+
+
+def _joined(message: Start) -> Ranks:
+    """Return the rank of ``message`` in its group. The machine's cores are shared out, unless the
+    environment sets the threads."""
+    import torch
+
+    from tandem.engine.ranks import Ranks
+
+    size, device = message.config.parallel.tensor_parallel_size, message.config.device
+    if size > 1 and THREADS not in os.environ:
+        torch.set_num_threads(max(1, torch.get_num_threads() // size))
+    return Ranks.join(message.rank, size, store=Path(message.store), device=device)
 
 
 def _moved(worker: Worker, asked: MoveMemory) -> MemoryMoved | Failed:
@@ -166,16 +197,6 @@ def _profiled(worker: Worker, asked: Profile) -> Profiled:
         return Profiled("", str(error))
 
 
-def _result_of(step: LaunchedStep | Exception) -> StepResult | Failed:
-    if isinstance(step, Exception):
-        return failed(step)
-    try:
-        return StepResult.of(step.result())
-    except Exception as error:
-        logger.exception("step %d failed", step.step)
-        return failed(error)
-
-
 def main(descriptor: int) -> int:
     """Run the process; return its exit status."""
     # The engine's process decides when this one ends.
@@ -186,10 +207,10 @@ def main(descriptor: int) -> int:
         message = decode_start(channel.receive(seconds=START_SECONDS))
         logging.basicConfig(
             level=message.log_level,
-            format="%(asctime)s %(levelname).1s rank 0 %(name)s: %(message)s",
+            format=f"%(asctime)s %(levelname).1s rank {message.rank} %(name)s: %(message)s",
             datefmt="%H:%M:%S",
         )
-        rank = Rank(channel)
+        rank = Rank(channel, message.rank)
         try:
             worker = rank.start(message)
         except ChannelClosed:
@@ -200,6 +221,7 @@ def main(descriptor: int) -> int:
             channel.send(encode(failed(error)), seconds=SEND_SECONDS)
             return 1
         rank.run(worker)
+        worker.ranks.leave()
     except ChannelClosed:
         logger.info("the engine has ended")
     return 0

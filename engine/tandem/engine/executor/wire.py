@@ -11,6 +11,7 @@ import msgspec
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.kv_memory import Capacity
+from tandem.engine.ranks import GroupError
 from tandem.engine.step import (
     DraftSampled,
     FenceDone,
@@ -31,6 +32,9 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
     config: EngineConfig
     log_level: int
+    rank: int
+    store: str
+    """Path of the file by which the ranks find each other."""
 
 
 class MoveMemory(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -77,12 +81,14 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
     kind: str
     text: str
+    of_group: bool = False
+    """Whether an exchange failed, whose cause is in another rank."""
     param: tuple[str, str, str] | None = None
     """(field, value as shown, what is allowed) of an InvalidParameter."""
 
 
 class StepResult(msgspec.Struct, frozen=True, tag=True):
-    """A ModelRunnerOutput whose fence is done."""
+    """A ModelRunnerOutput whose fence is done. Ranks after the first send only its step."""
 
     step: int
     sampled: tuple[Sampled, ...]
@@ -157,7 +163,7 @@ def failed(error: Exception) -> Failed:
     param = None
     if isinstance(error, InvalidParameter):
         param = (error.param, shown(error.value), error.allowed)
-    return Failed(type(error).__name__, str(error), param)
+    return Failed(type(error).__name__, str(error), isinstance(error, GroupError), param)
 
 
 class _Shown:

@@ -4,28 +4,41 @@ head."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from torch import Tensor
 from torch.nn.functional import embedding, layer_norm
 
-from tandem.engine.loader import Weights
+from tandem.engine.loader import INPUTS, Weights
 from tandem.engine.quant import LinearMethod, LinearPart, Product, Rows
-from tandem.kernels.activation import Gate
+from tandem.engine.ranks import ALONE, Ranks
+from tandem.kernels.activation import Gate, gated
 from tandem.kernels.norm import add_layer_norm, rms_norm
 
 
 class Embedding:
-    """Rows of a table by token id, maybe times a factor."""
+    """Rows of a table by token id, maybe times a factor. Each rank has a slice of the table."""
 
-    def __init__(self, weight: Tensor, factor: float | None = None) -> None:
-        """``weight`` [vocabulary, hidden]; may be in a mapped file."""
+    def __init__(
+        self, weight: Tensor, factor: float | None = None, *, ranks: Ranks = ALONE
+    ) -> None:
+        """``weight`` [vocabulary of this rank, hidden]; may be in a mapped file."""
         self.weight = weight
         self._factor = factor
+        self._ranks = ranks
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """Return [tokens, hidden] of int64 [tokens], in new memory."""
-        found = embedding(token_ids, self.weight)
+        found = self._rows(token_ids)
         return found if self._factor is None else found.mul_(self._factor)
+
+    def _rows(self, token_ids: Tensor) -> Tensor:
+        if self._ranks.size == 1:
+            return embedding(token_ids, self.weight)
+        own = token_ids - self._ranks.rank * len(self.weight)
+        elsewhere = (own < 0) | (own >= len(self.weight))
+        found = embedding(own.masked_fill_(elsewhere, 0), self.weight)
+        return self._ranks.sum(found.masked_fill_(elsewhere[:, None], 0))
 
 
 class RMSNorm:
@@ -56,51 +69,93 @@ class LayerNorm:
         return add_layer_norm(x, residual, self._gain, self._shift, self._eps)
 
 
-class Linear:
-    """x @ weight.T + bias, by the method that holds the weight."""
+class Delta(Protocol):
+    """Addend of a linear layer's product, such as an adapter's."""
 
-    def __init__(self, product: Product) -> None:
+    def __call__(self, x: Tensor, rows: Rows | None) -> Tensor:
+        """Return [tokens, out] of x [tokens, in]. If ranks sum the layer's products, x is this
+        rank's part and the result a partial sum."""
+        ...
+
+
+class Linear:
+    """x @ weight.T + bias, by the method that holds the weight, then a delta, then the sum over
+    ranks. A layer without both fuses the product with its neighbours."""
+
+    def __init__(
+        self, product: Product, *, delta: Delta | None = None, summed_by: Ranks = ALONE
+    ) -> None:
+        """``summed_by`` are ranks that each have a part of the inputs."""
         self._product = product
+        self._delta = delta
+        self._summed_by = summed_by
 
     @classmethod
-    def load(cls, method: LinearMethod, source: Weights, parts: Sequence[LinearPart]) -> Linear:
+    def load(
+        cls,
+        method: LinearMethod,
+        source: Weights,
+        parts: Sequence[LinearPart],
+        *,
+        delta: Delta | None = None,
+    ) -> Linear:
         """Return one layer with the outputs of ``parts`` in order."""
-        return cls(method.load(source, parts))
+        summed_by = source.ranks if parts[0].shard.dim == INPUTS else ALONE
+        return cls(method.load(source, parts), delta=delta, summed_by=summed_by)
 
     def split(self, at: int) -> tuple[Linear, Linear] | None:
         """Return layers of the first ``at`` outputs and of the remaining ones, in the same memory.
-        None if the form cannot be cut."""
+        None if the form cannot be cut, or the layer has a delta."""
+        if self._delta is not None:
+            return None
         first, rest = self._product.part(slice(at)), self._product.part(slice(at, None))
         return None if first is None or rest is None else (Linear(first), Linear(rest))
 
     def __call__(self, x: Tensor, rows: Rows | None = None) -> Tensor:
         """Map [tokens, in] to [tokens, out]."""
-        return self._product(x, rows)
+        return self._product(x, rows) if self._fuses else self.in_float32(x, rows).to(x.dtype)
 
-    def in_float32(self, x: Tensor) -> Tensor:
+    def in_float32(self, x: Tensor, rows: Rows | None = None) -> Tensor:
         """Map [tokens, in] to float32 [tokens, out]."""
-        return self._product.in_float32(x)
+        found = self._product.in_float32(x)
+        if self._delta is not None:
+            found = found.add_(self._delta(x, rows))
+        return self._summed_by.sum(found)
 
     def add_to(self, residual: Tensor, x: Tensor, rows: Rows | None = None) -> Tensor:
-        """Add the product of x to residual [tokens, out] in place; return it."""
-        return self._product.add_to(residual, x, rows)
+        """Add the layer's output for x to residual [tokens, out] in place; return it."""
+        if self._fuses:
+            return self._product.add_to(residual, x, rows)
+        return residual.add_(self.in_float32(x, rows))
 
     def of_norm(self, x: Tensor, norm: RMSNorm, rows: Rows | None = None) -> Tensor:
-        return self._product.of_norm(x, norm.weight, norm.eps, rows)
+        """Return the output for the normed x."""
+        if self._fuses:
+            return self._product.of_norm(x, norm.weight, norm.eps, rows)
+        return self(norm(x), rows)
 
     def gated_of_norm(
         self, x: Tensor, norm: RMSNorm, rows: Rows | None = None, gate: Gate = Gate.SILU
     ) -> Tensor:
         """Return gate(first) * second of the normed x; this layer's outputs are two halves."""
-        return self._product.gated_of_norm(x, norm.weight, norm.eps, rows, gate)
+        if self._fuses:
+            return self._product.gated_of_norm(x, norm.weight, norm.eps, rows, gate)
+        return gated(self(norm(x), rows), gate)
+
+    @property
+    def _fuses(self) -> bool:
+        return self._delta is None and self._summed_by.size == 1
 
 
 class LMHead:
-    """Head's product in float32: bfloat16 logits would tie."""
+    """Head's product in float32: bfloat16 logits would tie. Each rank has a slice of the
+    vocabulary; all get the logits of all."""
 
-    def __init__(self, head: Linear) -> None:
+    def __init__(self, head: Linear, vocab_size: int, *, ranks: Ranks = ALONE) -> None:
         self._head = head
+        self._vocab_size = vocab_size
+        self._ranks = ranks
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Map [rows, hidden] to float32 [rows, vocabulary]."""
-        return self._head.in_float32(hidden)
+        return self._ranks.gather(self._head.in_float32(hidden))[:, : self._vocab_size]

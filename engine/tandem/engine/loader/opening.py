@@ -15,6 +15,7 @@ from tandem.engine.loader.errors import LoadError
 from tandem.engine.loader.files import Progress
 from tandem.engine.loader.safetensors import SafetensorsWeights
 from tandem.engine.loader.weights import Shard, Weights, cut
+from tandem.engine.ranks import ALONE, Ranks
 
 PERIOD = 1_048_573
 """Numbers drawn per tensor; longer tensors repeat them. A prime, so that rows differ."""
@@ -27,10 +28,16 @@ class DummyWeights(Weights):
     """Weights with a tensor of every name; the shape must be given."""
 
     def __init__(
-        self, seed: int, *, dtype: torch.dtype, device: torch.device, progress: bool = True
+        self,
+        seed: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        progress: bool = True,
+        ranks: Ranks = ALONE,
     ) -> None:
         bar = Progress(source=f"dummy weights of seed {seed}", total=None, bar=progress)
-        super().__init__(dtype=dtype, device=device, progress=bar)
+        super().__init__(dtype=dtype, device=device, progress=bar, ranks=ranks)
         self._seed = seed
 
     def names(self) -> Collection[str]:
@@ -84,15 +91,22 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def open_weights(
-    config: EngineConfig, *, device: torch.device | None = None, progress: bool = True
+    config: EngineConfig,
+    *,
+    device: torch.device | None = None,
+    progress: bool = True,
+    ranks: Ranks = ALONE,
 ) -> Weights:
     """Open the weights of ``config.model``, or dummies for load format ``dummy``.
 
-    ``device`` is ``config.device`` unless a rank has its own. Raises LoadError.
+    ``device`` is ``config.device`` unless a rank has its own. ``ranks`` is the rank that loads.
+    Raises LoadError.
     """
     where = device if device is not None else torch.device(config.device)
     dtype = DTYPES[config.dtype]
     if config.model.load_format == "dummy":
-        return DummyWeights(config.model.seed, dtype=dtype, device=where, progress=progress)
+        return DummyWeights(
+            config.model.seed, dtype=dtype, device=where, progress=progress, ranks=ranks
+        )
     folder = Path(config.model.model)
-    return SafetensorsWeights(folder, dtype=dtype, device=where, progress=progress)
+    return SafetensorsWeights(folder, dtype=dtype, device=where, progress=progress, ranks=ranks)

@@ -40,6 +40,7 @@ from tandem.engine.loader.weights import (
     Weights,
     cut,
 )
+from tandem.engine.ranks import ALONE, Ranks
 from tandem.memory.streams import borrow_stream
 
 logger = logging.getLogger(__name__)
@@ -167,7 +168,13 @@ class SafetensorsWeights(Weights):
     """Weight files of one folder. Files are opened at once, tensors mapped on request."""
 
     def __init__(
-        self, folder: Path, *, dtype: torch.dtype, device: torch.device, progress: bool = True
+        self,
+        folder: Path,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        progress: bool = True,
+        ranks: Ranks = ALONE,
     ) -> None:
         """Open the files. Raises LoadError."""
         found = weight_files(folder)
@@ -182,6 +189,7 @@ class SafetensorsWeights(Weights):
             dtype=dtype,
             device=device,
             progress=Progress(source=str(folder), total=total, bar=progress),
+            ranks=ranks,
         )
 
     def names(self) -> Collection[str]:

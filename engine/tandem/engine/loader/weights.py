@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tandem.engine.loader.errors import LoadError
 from tandem.engine.loader.files import FLOATS, TYPES, Progress
+from tandem.engine.ranks import ALONE, Ranks
 
 OUTPUTS, INPUTS = 0, 1
 """Dimensions of a weight [out, in]."""
@@ -26,12 +27,17 @@ class Shard:
     rank: int = 0
     count: int = 1
     dim: int = OUTPUTS
+    uneven: bool = False
+    """Whether the last parts may be shorter."""
 
     def span(self, name: str, extent: int, unit: int = 1) -> slice:
-        """Return the part of ``extent`` rows or columns. Raises LoadError if parts are not equal
-        multiples of ``unit``."""
+        """Return the part of ``extent`` rows or columns. Raises LoadError if parts must be equal
+        multiples of ``unit`` and are not."""
         if self.count == 1:
             return slice(0, extent)
+        if self.uneven:
+            size = -(-extent // self.count)
+            return slice(min(self.rank * size, extent), min((self.rank + 1) * size, extent))
         size, rest = divmod(extent, self.count)
         if rest or size % unit:
             whole = f"parts of a multiple of {unit}" if unit > 1 else "equal parts"
@@ -62,11 +68,24 @@ class TensorSpec(NamedTuple):
 class Weights(ABC):
     """Tensors by name. Use as a context manager, or end with ``check_all_used`` or ``close``."""
 
-    def __init__(self, *, dtype: torch.dtype, device: torch.device, progress: Progress) -> None:
+    def __init__(
+        self,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        progress: Progress,
+        ranks: Ranks = ALONE,
+    ) -> None:
         self.dtype = dtype
         self.device = device
+        self.ranks = ranks
+        """The rank whose parts are read, and those that share the layers with it."""
         self._progress = progress
         self._used: set[str] = set()
+
+    def shard(self, dim: int, *, uneven: bool = False) -> Shard:
+        """Return this rank's part along ``dim``."""
+        return Shard(self.ranks.rank, self.ranks.size, dim, uneven)
 
     @abstractmethod
     def names(self) -> Collection[str]:

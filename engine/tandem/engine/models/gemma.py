@@ -53,7 +53,7 @@ class GemmaBuilder(OffsetNormBuilder):
     def embedding(self, table: Tensor) -> Embedding:
         """Return the embedding times the root of the hidden size, rounded to the model's type."""
         factor = torch.tensor(self.facts.hidden_size**0.5, dtype=self.weights.dtype)
-        return Embedding(table, factor.item())
+        return Embedding(table, factor.item(), ranks=self.weights.ranks)
 
     def layer(self, index: int) -> SandwichLayer:
         prefix, hidden = f"{self.prefix}layers.{index}", self.facts.hidden_size

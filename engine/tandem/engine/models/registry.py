@@ -9,6 +9,7 @@ from typing import Self, cast
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tandem.engine.config import ModelFacts
 from tandem.engine.config.families import check_servable, family_of
@@ -20,7 +21,7 @@ from tandem.engine.layers.linear import (
     RMSNorm,
 )
 from tandem.engine.layers.rotary import Rotary
-from tandem.engine.loader import Weights
+from tandem.engine.loader import INPUTS, OUTPUTS, Weights
 from tandem.engine.models.base import CausalModel
 from tandem.engine.models.decoder import (
     MLP,
@@ -82,8 +83,8 @@ class DecoderBuilder:
     def build(self) -> Decoder:
         """Build the model from every tensor of the checkpoint. Raises a LoadError."""
         facts, weights = self.facts, self.weights
-        table_name = f"{self.prefix}embed_tokens.weight"
-        table = weights.get(table_name, (facts.vocab_size, facts.hidden_size))
+        head_name = f"{self.prefix}embed_tokens.weight"
+        table = self.vocabulary(head_name)
         layers = tuple(self.layer(i) for i in range(facts.num_layers))
         norm = self.norm(f"{self.prefix}norm", facts.hidden_size)
         head, classifier = table, None
@@ -92,16 +93,19 @@ class DecoderBuilder:
             shape = (len(facts.pooling.labels), facts.hidden_size)
             classifier = weights.get("score.weight", shape, dtype=torch.float32).clone()
         if not tied:
-            head = weights.get("lm_head.weight", (facts.vocab_size, facts.hidden_size))
+            head_name = "lm_head.weight"
+            head = self.vocabulary(head_name)
         if facts.pooling.label_tokens:
-            rows = head[list(facts.pooling.label_tokens)].float()
+            shape = (facts.vocab_size, facts.hidden_size)
+            whole = head if weights.ranks.size == 1 else weights.get(head_name, shape)
+            rows = whole[list(facts.pooling.label_tokens)].float()
             classifier = rows[:1] - rows[1:].sum(0)
         model = Decoder(
             facts=facts,
             embedding=self.embedding(table),
             layers=layers,
             norm=norm,
-            head=LMHead(Linear(self.plain.hold(head, None))),
+            head=LMHead(Linear(self.plain.hold(head, None)), facts.vocab_size, ranks=weights.ranks),
             rotaries=self.rotaries(),
             stream_dtype=torch.float32 if facts.hidden_size <= NARROW else weights.dtype,
             classifier=classifier,
@@ -126,8 +130,15 @@ class DecoderBuilder:
         scale = facts.attention_scale
         return Scores(facts.head_dim**-0.5 if scale is None else scale, window)
 
+    def vocabulary(self, name: str) -> Tensor:
+        """Return this rank's rows of a tensor [vocabulary, hidden]; zeros pad the last rank's."""
+        shape = (self.facts.vocab_size, self.facts.hidden_size)
+        found = self.weights.get(name, shape, self.weights.shard(OUTPUTS, uneven=True))
+        missing = -(-shape[0] // self.weights.ranks.size) - len(found)
+        return pad(found, (0, 0, 0, missing)) if missing else found
+
     def embedding(self, table: Tensor) -> Embedding:
-        return Embedding(table)
+        return Embedding(table, ranks=self.weights.ranks)
 
     def layer(self, index: int) -> DecoderLayer:
         prefix = f"{self.prefix}layers.{index}"
@@ -162,9 +173,12 @@ class DecoderBuilder:
             scores=self.scores(index),
             rope=int(local),
             qkv=qkv,
-            parts=qkv.split(width),
+            parts=qkv.split(width // self.weights.ranks.size),
             out=self.linear(
-                {f"{prefix}.o_proj": facts.hidden_size}, width, bias=facts.attention_output_bias
+                {f"{prefix}.o_proj": facts.hidden_size},
+                width,
+                bias=facts.attention_output_bias,
+                dim=INPUTS,
             ),
             head_dim=facts.head_dim,
             qk_norm=self.qk_norm(prefix) if facts.qk_norm else None,
@@ -181,13 +195,19 @@ class DecoderBuilder:
         gate_up = {f"{prefix}.gate_proj": inner, f"{prefix}.up_proj": inner}
         return MLP(
             gate_up=self.linear(gate_up, facts.hidden_size, bias=bias),
-            down=self.linear({f"{prefix}.down_proj": facts.hidden_size}, inner, bias=bias),
+            down=self.linear(
+                {f"{prefix}.down_proj": facts.hidden_size}, inner, bias=bias, dim=INPUTS
+            ),
             gate=_GATES[facts.hidden_act],
         )
 
-    def linear(self, parts: dict[str, int], width: int, *, bias: bool) -> Linear:
-        """Return the merged layer of ``parts``, outputs by name without suffix."""
-        wanted = [LinearPart(name, (out, width), bias) for name, out in parts.items()]
+    def linear(
+        self, parts: dict[str, int], width: int, *, bias: bool, dim: int = OUTPUTS
+    ) -> Linear:
+        """Return the merged layer of ``parts``, outputs by name without suffix. Ranks cut it along
+        ``dim``."""
+        shard = self.weights.shard(dim)
+        wanted = [LinearPart(name, (out, width), bias, shard) for name, out in parts.items()]
         return Linear.load(self.method, self.weights, wanted)
 
     def norm(self, prefix: str, width: int) -> RMSNorm:

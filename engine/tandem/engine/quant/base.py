@@ -47,10 +47,12 @@ class LinearPart:
     def read_bias(self, source: Weights) -> Tensor | None:
         """Return the bias [out] of this rank's outputs. If ranks' results are summed, only the
         first has it."""
-        if not self.bias or (self.shard.count > 1 and self.shard.dim == INPUTS and self.shard.rank):
+        if not self.bias:
             return None
-        shard = WHOLE if self.shard.dim == INPUTS else self.shard
-        return source.get(f"{self.prefix}.bias", (self.shape[0],), shard).clone()
+        summed = self.shard.count > 1 and self.shard.dim == INPUTS
+        shard = WHOLE if summed else self.shard
+        bias = source.get(f"{self.prefix}.bias", (self.shape[0],), shard)
+        return None if summed and self.shard.rank else bias.clone()
 
 
 class Product(Protocol):

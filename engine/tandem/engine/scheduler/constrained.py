@@ -12,12 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tandem.engine.cache.manager import KVCacheManager
+from tandem.engine.config.speculative import MOST_DRAFTS
 from tandem.engine.request import Request, RequestState
 from tandem.engine.step import NewBlocks, SeqId, StepRow, TokenMasks
 from tandem.protocol.errors import Refusal, TandemError
-
-MOST_DRAFTS = 128
-"""Maximum drafts in one step, forced ones included: each has a row of logits."""
 
 
 class Held(NamedTuple):
@@ -40,15 +38,15 @@ class Drafts:
         return len(self._proposed)
 
     def propose(self, request: Request, token_ids: Sequence[int]) -> bool:
-        """Have the next step check ``token_ids`` (at least one) after the last known token.
+        """Have the next step check ``token_ids`` (at least one) after the last token, which a step
+        in flight may still sample.
 
-        Return False and do nothing unless the sequence decodes, no step in flight samples for it,
-        it does not end sooner, and its tokens are unconstrained.
+        Return False and do nothing unless the sequence decodes, none of its drafts is in flight, it
+        does not end sooner, and its tokens are unconstrained.
         """
-        known = len(request.token_ids)
         decodes = request.state is RequestState.RUNNING and request.num_generated > 0
-        settled = request.num_output_placeholders == 0 and known - request.num_computed == 1
-        tokens = tuple(token_ids[: request.max_len - known - 1])
+        settled = request.plan_limit > 0 and request.num_uncomputed == 1
+        tokens = tuple(token_ids[: max(0, request.max_len - request.num_tokens - 1)])
         free = draws_several(request) and request.seq not in self._proposed
         free = free and not self._has_states
         if not (decodes and settled and free and tokens):
@@ -66,7 +64,7 @@ class Drafts:
         free blocks are dropped."""
         left = MOST_DRAFTS
         for request, tokens in list(self._proposed.values()):
-            known = len(request.token_ids)
+            known = request.num_tokens
             tokens = tokens[: max(0, min(budget - 1, left))]
             added = manager.grow(request, known + len(tokens)) if tokens else None
             if added is None:

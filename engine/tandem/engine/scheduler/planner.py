@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from tandem.engine.config.scheduler import SchedulerConfig
+from tandem.engine.config.scheduler import MOST_REPLAYED, SchedulerConfig
 from tandem.engine.request import Request
 from tandem.engine.scheduler.connector import InStepConnector
-from tandem.engine.scheduler.constrained import MOST_DRAFTS, Held, draws_several
+from tandem.engine.scheduler.constrained import Held, draws_several
+from tandem.engine.scheduler.drafter import NgramDrafter
 from tandem.engine.scheduler.remote import RemoteKV, Way
 from tandem.engine.scheduler.request_table import RequestTable
 from tandem.engine.scheduler.stats import note_preemption
@@ -111,14 +112,15 @@ class StepBuilder:
         "context",
         "decodes",
         "drafts",
-        "drafts_left",
         "due",
         "is_short",
         "new",
         "num_tokens",
         "parts",
         "prompts",
+        "replays_left",
         "room",
+        "waits",
     )
 
     def __init__(self, budget: int) -> None:
@@ -136,7 +138,9 @@ class StepBuilder:
         self.due: list[Request] = []
         """Sequences with one more full block to cache once the plan is final."""
         self.drafts: list[SpecTokens] = []
-        self.drafts_left = MOST_DRAFTS
+        self.replays_left = MOST_REPLAYED
+        self.waits = False
+        """Whether nothing is planned before a result."""
         self.is_short = False
         """Whether a prompt's chunk found too few blocks for its window."""
         self.parts: dict[str, int] | None = None
@@ -171,13 +175,22 @@ class Planner:
         self._chunks = Chunks(config)
         self._max_num_seqs = config.max_num_seqs
         self._replay = config.replay_check_tokens
+        self._drafter: NgramDrafter | None = None
+        if config.lookup is not None:
+            self._drafter = NgramDrafter(config.lookup, request_table.drafts)
         self._computes_whole = computes_whole
         self._now = 0.0
 
     def start_step(self, now: float) -> StepBuilder:
         self._now = now
         builder = StepBuilder(self._budget)
+        running = self._request_table.running
+        if self._drafter is not None and self._drafter.waits(running):
+            builder.waits = True
+            return builder
         shares = self._share()
+        if self._drafter is not None:
+            self._drafter.propose(running)
         held = self._hold_drafted(builder) if self._request_table.drafts else ()
         prompts, preempted = self._schedule_decodes(builder)
         if held:
@@ -246,6 +259,8 @@ class Planner:
         return manager.can_start(hits, len(request.token_ids), keep_spare=request_table.busy)
 
     def finish_step(self, builder: StepBuilder, step: int) -> SchedulerOutput | None:
+        if builder.waits:
+            return None
         idle = not builder.decodes and not builder.prompts
         transfers = None
         if self._in_step is not None:
@@ -340,13 +355,12 @@ class Planner:
 
     def _hold_drafted(self, builder: StepBuilder) -> list[Held]:
         held = list(self._request_table.drafts.take(self._manager, builder.budget - 1))
-        builder.drafts_left -= sum(len(each.draft_token_ids) for each in held)
-        builder.budget -= len(held) + MOST_DRAFTS - builder.drafts_left
+        builder.budget -= sum(1 + len(each.draft_token_ids) for each in held)
         return held
 
     def _schedule_drafted(self, builder: StepBuilder, held: Sequence[Held]) -> None:
         """Plan rows of several tokens for ``held``, after the decodes. ``num_computed`` advances by
-        the last known token; ``Updater`` adds the rest."""
+        the token before the drafts; ``Updater`` adds the rest."""
         for request, tokens, added in self._request_table.drafts.planned(held):
             if not request.on_rank:
                 added = self._introduce(builder, request)
@@ -358,6 +372,7 @@ class Planner:
             if computed + 1 >= request.cache_due:
                 builder.due.append(request)
             builder.num_tokens += count
+            self._request_table.stats.draft_tokens += len(tokens)
 
     def _make_room(self, running: list[Request], index: int) -> NewBlocks | None:
         """Return blocks for ``running[index]``, taken from those after it; None if it was
@@ -442,12 +457,12 @@ class Planner:
     def _replay_last(self, builder: StepBuilder, request: Request, most: int) -> None:
         """Have the last chunk of a resumed sequence sample after its last ``most`` emitted tokens,
         too. Not with grammars, logits processors or bounded thinking."""
-        count = min(self._replay, request.num_output, most, builder.drafts_left)
+        count = min(self._replay, request.num_output, most, builder.replays_left)
         bounded = request.group.source.params.thinking is not None
         if count > 0 and not bounded and draws_several(request):
             tokens = tuple(request.token_ids[-count:])
             builder.drafts.append(SpecTokens(request.seq, tokens, forced=True))
-            builder.drafts_left -= count
+            builder.replays_left -= count
 
     def _schedule_waiting(self, builder: StepBuilder, now: float) -> None:
         request_table, remote = self._request_table, self._remote

@@ -110,6 +110,10 @@ class StepStats:
     """Emitted tokens that a resume sampled again to compare."""
     agreed_tokens: int = 0
     """Replayed tokens that were sampled equal to the emitted ones."""
+    draft_tokens: int = 0
+    """Proposed tokens that a step checked."""
+    accepted_tokens: int = 0
+    """Proposed tokens that were sampled equal."""
     planned_tokens: int = 0
     flops: float = 0.0
     """Floating point operations that the steps require on one device, as for the bytes."""

@@ -172,6 +172,7 @@ class Updater:
             stats.agreed_tokens += sum(map(eq, stood, drafted.replayed))
         else:
             release(request)
+            stats.accepted_tokens += len(sampled.token_ids[0]) - 1
         if request.num_generated == 0:
             self._first(request, sampled, now)
         else:

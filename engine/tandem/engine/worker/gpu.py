@@ -150,6 +150,11 @@ def _shapes(config: EngineConfig) -> list[StepShape]:
     rows = config.scheduler.max_num_seqs
     if config.facts.encoder is None:
         most = MOST_CAPTURED if captured is None else captured
-        return step_shapes(max_rows=rows, max_tokens=tokens, max_captured=most)
+        return step_shapes(
+            max_rows=rows,
+            max_tokens=tokens,
+            max_captured=most,
+            num_drafts=config.scheduler.num_speculative_tokens,
+        )
     most = tokens if captured is None else captured
     return encoder_shapes(max_rows=rows, max_tokens=tokens, max_captured=most)

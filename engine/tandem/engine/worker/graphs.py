@@ -1,4 +1,4 @@
-"""CUDA graphs of whole steps, for classes of decode batches, prompts and small mixed steps.
+"""CUDA graphs of whole steps, for classes of decodes, of rows with drafts, of prompts and of both.
 
 A step is padded to the smallest class that holds it; larger ones run without a graph. Graphs avoid
 that the device waits for the host's launches. All share one pool of memory; the largest is captured
@@ -95,6 +95,17 @@ _MIXED_TOKENS = tuple(range(128, 1153, 128))
 """Tokens of decodes and chunks, next to up to 128 decodes: rows that products compute at a time."""
 _CROWDED = ((256, 64), (256, 128), (256, 256), (256, 512))
 """Decodes, and tokens of chunks next to them."""
+_REPLAYED = ((16, 112), (64, 192), (256, 128))
+"""Decodes, and tokens of chunks next to them that sample at several positions: resumed requests,
+and prompts beside drafts."""
+_DRAFTED = (1, 4, 8, 16, 32, 64)
+"""Rows of a step with drafts."""
+_WIDTHS = (2, 4, 8, 16)
+"""Maximum tokens of each: the last one and its drafts."""
+_DRAFTED_TOKENS = 512
+"""Maximum tokens of all."""
+_UNEQUAL = ((16, 32), (32, 64), (64, 128))
+"""Rows, and their tokens if few of the rows have drafts."""
 
 _PROMPTS = 32
 """Prompts in a class of an encoder's steps; a second class has as many as possible, each of which
@@ -113,15 +124,35 @@ def decode_sizes(most: int) -> list[int]:
     return sorted({*(each for each in sizes if each < most), most})
 
 
-def step_shapes(*, max_rows: int, max_tokens: int, max_captured: int) -> list[StepShape]:
-    """Return every class up to these rows and tokens, none over ``max_captured``."""
+def row_shapes(num_drafts: int) -> list[StepShape]:
+    """Return the classes of rows with up to ``num_drafts`` drafts (at most 15) after their last
+    token."""
+    if not num_drafts:
+        return []
+    widths = [each for each in _WIDTHS if each < 2 * (num_drafts + 1)]
+    sizes = [(min(r * width, _DRAFTED_TOKENS), r, width) for r in _DRAFTED for width in widths]
+    sizes += [(tokens, rows, widths[-1]) for rows, tokens in _UNEQUAL]
+    return [StepShape(0, *each, whole=True) for each in dict.fromkeys(sizes)]
+
+
+def step_shapes(
+    *, max_rows: int, max_tokens: int, max_captured: int, num_drafts: int = 0
+) -> list[StepShape]:
+    """Return every class up to these rows and tokens, none over ``max_captured``. ``num_drafts``:
+    maximum drafts of a row, without those of resumed requests."""
     limit = min(max_tokens, max_captured)
     chunks = min(CHUNKS, max_rows)
     shapes = [StepShape(n, 0, 0) for n in decode_sizes(min(max_rows, limit))]
     shapes += [StepShape(0, n, chunks) for n in _CHUNK_TOKENS]
     shapes += [StepShape(d, n - d, chunks) for d in _MIXED_DECODES for n in _MIXED_TOKENS if n > d]
     shapes += [StepShape(d, n, chunks) for d, n in _CROWDED]
-    return [each for each in shapes if each.tokens <= limit and each.decodes <= max_rows]
+    shapes += [StepShape(d, n, chunks, whole=True) for d, n in _REPLAYED]
+    shapes += row_shapes(num_drafts)
+    return [each for each in shapes if each.tokens <= limit and _seats(each) <= max_rows]
+
+
+def _seats(shape: StepShape) -> int:
+    return shape.chunks if shape.width else max(shape.decodes, shape.chunks)
 
 
 def encoder_shapes(*, max_rows: int, max_tokens: int, max_captured: int) -> list[StepShape]:
@@ -153,11 +184,13 @@ class StepGraphs:
         self._decodes = sorted((each for each in shapes if not each.chunks), key=_cost)
         self._others = sorted((each for each in shapes if each.chunks), key=_cost)
 
-    def fit(self, own: StepShape) -> StepShape | None:
-        """Return the smallest class that holds a step of shape ``own``."""
+    def fit(self, own: StepShape, *, whole: bool = False) -> StepShape | None:
+        """Return the smallest class that holds a step of shape ``own``. ``whole``: states of other
+        tokens than the last of each row are required."""
         if not own.chunks:
             return next((each for each in self._decodes if each.decodes >= own.decodes), None)
-        return next((each for each in self._others if _holds(each, own)), None)
+        found = (each for each in self._others if each.whole or not whole)
+        return next((each for each in found if _holds(each, own)), None)
 
     def replay(self, shape: StepShape) -> Tensor:
         """Run the class on the staged inputs; return hidden states [rows of the class, hidden],
@@ -166,7 +199,9 @@ class StepGraphs:
 
     @property
     def sizes(self) -> tuple[StepSize, ...]:
-        return tuple(StepSize(*each) for each in (*self._decodes, *self._others))
+        """Return the sizes of all classes but those of rows with drafts."""
+        shapes = (*self._decodes, *self._others)
+        return tuple(StepSize(*each[:3]) for each in shapes if not each.width)
 
     def decodes(self) -> Iterator[tuple[StepShape, Tensor]]:
         """Yield the classes without chunks, the largest first, with their results."""
@@ -189,6 +224,9 @@ class StepGraphs:
 
 
 def _holds(shape: StepShape, own: StepShape) -> bool:
+    if shape.width:
+        held = own.rows <= shape.chunks and own.tokens <= shape.chunk_tokens
+        return held and own.width <= shape.width
     return (
         own.decodes <= shape.decodes
         and own.chunk_tokens <= shape.chunk_tokens
@@ -196,8 +234,8 @@ def _holds(shape: StepShape, own: StepShape) -> bool:
     )
 
 
-def _cost(shape: StepShape) -> tuple[int, int]:
-    return shape.tokens, shape.chunks
+def _cost(shape: StepShape) -> tuple[int, bool, int, int]:
+    return shape.tokens, shape.whole, shape.width, shape.chunks
 
 
 Choose = Callable[[StepShape, SamplingKind, Tensor, Bounds | None], Tensor]

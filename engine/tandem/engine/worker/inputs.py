@@ -7,7 +7,7 @@ and chunks without queries, whose writes go to a spare block.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -79,7 +79,12 @@ class StepRows:
     @cached_property
     def shape(self) -> StepShape:
         n = self.num_decodes
-        return StepShape(n, self.num_tokens - n, len(self.index) - n)
+        width = int(self.counts[n:].max(initial=0))
+        return StepShape(n, self.num_tokens - n, len(self.index) - n, width)
+
+    def as_chunks(self) -> StepRows:
+        """Return the same rows without decodes: a row of one token is a chunk, too."""
+        return replace(self, num_decodes=0, drafted=True)
 
     @cached_property
     def layers_left(self) -> int:
@@ -126,7 +131,7 @@ class StepInputs:
     sequences: StepSequences
     logits_indices: Tensor | None
     """int64: tokens whose hidden states a forward pass returns, in order; None is all. In a
-    decoder's graph with chunks: the last of each row."""
+    decoder's graph with chunks that is not ``whole``: the last of each row."""
     kept: Tensor | None
     """int64: those of them that the head takes, in order; None is all."""
     targets: Tensor
@@ -176,20 +181,21 @@ class StepStager:
         """Return the inputs of ``rows``, which have blocks for all their tokens.
 
         ``logits_indices`` are tokens of the unpadded step whose hidden states the head takes; None
-        is all. For a padded decoder they are last tokens of rows. ``fit`` returns the shape to pad
-        to.
+        is all. For a padded decoder they are last tokens of rows, unless the shape is ``whole``.
+        ``fit`` returns the shape to pad to.
         """
+        padded = fit(rows.shape) if self._spare is not None else None
+        if padded is not None and padded.width:
+            rows = rows.as_chunks()
         own = rows.shape
-        padded = fit(own) if self._spare is not None else None
         shape = own if padded is None else padded
         host = self.staging.open()
         buffers = self.staging.buffers(shape, keep=padded is not None)
         columns = self._new_columns(rows, padded)
         indices = logits_indices
-        ends = self._rows_ending(rows, indices)
-        if padded is not None and self.whole:
-            assert not own.decodes, "tokens keep their places where only chunks are padded"
-        elif padded is not None and shape.chunks:
+        whole = padded is not None and self._is_whole(padded)
+        ends = None if whole else self._rows_ending(rows, indices)
+        if padded is not None and shape.chunks and not whole:
             assert indices is None or ends is not None, "a graph gives rows' last tokens alone"
             indices = ends
         elif indices is not None and ends is not None and indices is not rows.ends:
@@ -244,12 +250,16 @@ class StepStager:
         table[:, :n, :width] = held[:, :n]
         table[:, shape.decodes : shape.decodes + chunks, :width] = held[:, n:]
 
+    def _is_whole(self, shape: StepShape) -> bool:
+        return self.whole or shape.whole
+
     def views(self, shape: StepShape, kept: Tensor | None, targets: Tensor) -> StepInputs:
         """Return a step at the fixed addresses of a graph's ``shape``."""
         return self._padded(self.staging.buffers(shape, keep=True), kept, targets)
 
     def _padded(self, buffers: StepBuffers, kept: Tensor | None, targets: Tensor) -> StepInputs:
         shape, fields, sequences = buffers.shape, buffers.fields, buffers.sequences
+        ends = fields.ends if shape.chunks and not self._is_whole(shape) else None
         if sequences is None:
             most = self.columns * self.batch.block_size
             sequences = buffers.sequences = StepSequences(
@@ -259,12 +269,11 @@ class StepStager:
                 seq_lens=fields.seq_lens,
                 block_tables=self.staging.table[:, : shape.rows],
                 states=self._states(fields, shape),
-                max_query_len=shape.chunk_tokens,
+                max_query_len=shape.width or shape.chunk_tokens,
                 max_decode_len=most,
                 max_chunk_len=most,
-                logits_rows=LogitsRows(None, most) if shape.chunks else None,
+                logits_rows=None if ends is None else LogitsRows(None, most),
             )
-        ends = fields.ends if shape.chunks and not self.whole else None
         return self._of(shape, fields, sequences, ends, kept, targets, padded=True)
 
     def stage_nothing(self, shape: StepShape) -> StepInputs:

@@ -75,7 +75,7 @@ def largest_steps(config: EngineConfig, runner: ModelRunner, device: torch.devic
     whole, rest = divmod(budget, longest)
     _run_step(config, runner, ([longest] * whole + [rest] * bool(rest))[:seats])
     if config.facts.encoder is None:
-        for count in (seats, 1):
+        for count in (config.scheduler.max_num_samples, 1):
             _draw(config, runner, device, count)
     with shortened(runner):
         load_kernels(config, runner, device)
@@ -97,18 +97,22 @@ def load_kernels(config: EngineConfig, runner: ModelRunner, device: torch.device
     maximum), or by the length of short chunks."""
     budget = config.scheduler.max_num_batched_tokens
     most = min(config.scheduler.max_num_seqs, budget)
-    for count in sorted({*(2**power for power in range(most.bit_length())), most}):
+    for count in _powers(most):
         _run_step(config, runner, [min(SHORT_CHUNK, config.max_model_len, budget // count)] * count)
-        if config.facts.encoder is None:
-            runner.model.logits(_random_hidden(config, device, count))
     if config.facts.encoder is not None:
         return
+    for count in _powers(min(config.scheduler.max_num_samples, budget)):
+        runner.model.logits(_random_hidden(config, device, count))
     ranks = config.parallel.tensor_parallel_size
     heads, kv_heads = (n // ranks for n in (config.facts.num_heads, config.facts.num_kv_heads))
     for longest, count in short_batches(heads, kv_heads):
         if longest <= min(config.max_model_len, budget):
             others = min(count - 1, most - 1, budget - longest)
             _run_step(config, runner, [longest, *[1] * others])
+
+
+def _powers(most: int) -> list[int]:
+    return sorted({*(2**power for power in range(most.bit_length())), most})
 
 
 def _run_step(config: EngineConfig, runner: ModelRunner, lengths: list[int]) -> None:

@@ -359,8 +359,9 @@ class ModelRunner:
         if self.batch.embeds:
             embedded = embedded_tokens(self.batch.embeds, rows, device)
         types = self.batch.token_types(rows.index, rows.counts) if self.batch.pairs else None
-        plain = drafted is None and embedded is None and types is None
-        fit = self.graphs.fit if plain and (self.stager.whole or not more) else unpadded
+        whole = not self.stager.whole and (drafted is not None or bool(more))
+        plain = embedded is None and types is None
+        fit = partial(self.graphs.fit, whole=whole) if plain else unpadded
         inputs = self.stager.stage(rows, indices, rows.index[drawing], fit)
         if inputs.padded:
             hidden = self.graphs.replay(inputs.shape)

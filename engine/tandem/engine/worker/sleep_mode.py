@@ -26,6 +26,7 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.kv_memory import KVCacheAllocator
 from tandem.engine.loader import open_weights
 from tandem.engine.models import load_model
+from tandem.engine.ranks import Ranks
 from tandem.engine.worker import gpu
 from tandem.engine.worker.graphs import SamplerGraphs, StepGraphs
 from tandem.engine.worker.offload import HostBlocks, available
@@ -152,9 +153,14 @@ class RankMemory:
     """Memory of a rank, awake or asleep; called between steps."""
 
     def __init__(
-        self, config: EngineConfig, runner: ModelRunner, allocate: KVCacheAllocator | None
+        self,
+        config: EngineConfig,
+        runner: ModelRunner,
+        allocate: KVCacheAllocator | None,
+        ranks: Ranks,
     ) -> None:
         """``runner`` has started; ``allocate`` allocated its KV cache, None: torch did."""
+        self._ranks = ranks
         self._config = config
         self._runner = runner
         self._allocate = allocate
@@ -281,7 +287,10 @@ class RankMemory:
         if not self._dropped:
             return
         config = self._config
-        with gpu.memory_for_weights(config, self._device), open_weights(config) as weights:
+        with (
+            gpu.memory_for_weights(config, self._device),
+            open_weights(config, ranks=self._ranks) as weights,
+        ):
             model = load_model(config.facts, weights)
         for rotary in model.rotaries if self._on_gpu else ():
             rotary.tabulate(config.max_model_len)

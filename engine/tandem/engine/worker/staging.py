@@ -37,6 +37,11 @@ class StepShape(NamedTuple):
     """Tokens of all other rows."""
     chunks: int
     """Rows of more than one token."""
+    width: int = 0
+    """Maximum tokens of such a row; 0: all of them. A graph with a width has no decodes: each row,
+    of one token or several, is one of its chunks."""
+    whole: bool = False
+    """Whether a decoder's graph returns the states of all tokens, not only of each row's last."""
 
     @property
     def tokens(self) -> int:

@@ -21,6 +21,7 @@ from tandem.engine.kv_memory import Capacity, KVCacheAllocator
 from tandem.engine.loader import open_weights
 from tandem.engine.logits_processors import ProcessorClasses, ProcessorContext
 from tandem.engine.models import CausalModel, load_model
+from tandem.engine.ranks import ALONE, Ranks
 from tandem.engine.sample import Sampler
 from tandem.engine.sample.batch import RowProcessors
 from tandem.engine.step import SchedulerOutput, TokenMasks
@@ -161,7 +162,7 @@ def num_blocks(
 
 
 def num_cpu_blocks(config: EngineConfig, layout: KVLayout, *, promised: int = 0) -> int:
-    """Return the blocks of host memory for one rank's offloaded KV; 0 without offloading.
+    """Return the blocks of host memory for offloaded KV; 0 without offloading.
     ``promised``: bytes of a CPU's KV cache, whose pages are not used yet.
 
     Raises InvalidParameter if not one block fits, or memory is too small.
@@ -169,7 +170,7 @@ def num_cpu_blocks(config: EngineConfig, layout: KVLayout, *, promised: int = 0)
     size = config.cache.kv_offloading_size
     if size is None:
         return 0
-    asked, there = int(size * GIB) // config.parallel.tensor_parallel_size, available()
+    asked, there = int(size * GIB), available()
     if asked < layout.block_bytes:
         allowed = f"at least one block of {layout.block_bytes / GIB:.3g} GiB"
         raise InvalidParameter("kv_offloading_size", size, allowed)
@@ -193,7 +194,8 @@ def _wanted(config: EngineConfig, layout: KVLayout, device: torch.device, step_b
     if not layout.block_bytes:
         return useful  # they hold nothing
     on_gpu = device.type == "cuda"
-    free = _device_bytes(config, device, step_bytes) if on_gpu else _host_bytes()
+    ranks = config.parallel.tensor_parallel_size
+    free = _device_bytes(config, device, step_bytes) if on_gpu else _host_bytes() // ranks
     return min(free // layout.block_bytes, useful)
 
 
@@ -285,12 +287,13 @@ def load_products(config: EngineConfig, runner: ModelRunner) -> None:
 class Worker:
     """A rank of one engine."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, ranks: Ranks = ALONE) -> None:
+        self.ranks = ranks
         self._config = config
         self._device = torch.device(config.device)
         self._runner: ModelRunner | None = None
         self._rest: RankMemory | None = None
-        self._profile = TorchProfile(0, on_gpu=self._device.type == "cuda")
+        self._profile = TorchProfile(ranks.rank, on_gpu=self._device.type == "cuda")
 
     def start(self, allocate: KVCacheAllocator | None = None) -> Capacity:
         """Load weights, then allocate the memory left for KV; call once.
@@ -303,14 +306,17 @@ class Worker:
         on_gpu = self._device.type == "cuda"
         if on_gpu:
             gpu.prepare(config, self._device)
-        with gpu.memory_for_weights(config, self._device), open_weights(config) as weights:
+        with (
+            gpu.memory_for_weights(config, self._device),
+            open_weights(config, ranks=self.ranks) as weights,
+        ):
             model = load_model(config.facts, weights)
         if on_gpu:
             for rotary in model.rotaries:
                 rotary.tabulate(config.max_model_len)
         runner = self._runner_of(model)
         kept = gpu.step_bytes(config, runner, self._device) if on_gpu else 0
-        blocks = num_blocks(config, layout, self._device, step_bytes=kept)
+        blocks = self.ranks.least(num_blocks(config, layout, self._device, step_bytes=kept))
         if on_gpu:
             allocate = allocate or gpu.kv_cache_allocator(config, self._device)
         spare = 1 if on_gpu else 0
@@ -326,7 +332,7 @@ class Worker:
             load_products(config, runner)
         if config.profiler.torch_profiler_dir is not None:
             self._profile.warm()
-        self._rest = RankMemory(config, runner, allocate)
+        self._rest = RankMemory(config, runner, allocate, self.ranks)
         self._runner = runner
         logger.info("rank ready in %.1f s", time.monotonic() - started)
         name = torch.cuda.get_device_name(self._device) if on_gpu else ""
@@ -339,7 +345,9 @@ class Worker:
         batch.sampling.processors = self._processors()
         return ModelRunner(
             model=model,
-            attention=select_backend(groups[0].group, self._device, config.gpu.attention_backend),
+            attention=select_backend(
+                config.layout.groups, self._device, config.gpu.attention_backend
+            ),
             kv_cache=KVCacheMemory(groups, 1, self._device),
             batch=batch,
             sampler=Sampler(config.facts.vocab_size),

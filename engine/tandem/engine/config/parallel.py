@@ -14,15 +14,15 @@ class ParallelConfig:
 
     tensor_parallel_size: int = setting(
         1,
-        "Ranks that share each layer, on CPUs: each has a part of the heads, of the MLPs and of the"
-        " vocabulary. They support no hand-off and no kv_offloading_size.",
+        "Ranks that share each layer's heads, MLP and vocabulary, on CPUs. They support no "
+        "hand-off and no kv_offloading_size.",
         unit="ranks",
     )
 
     distributed_executor_backend: str = setting(
         "auto",
-        "Process of a rank. auto: mp for several ranks, else uni. uni: the engine's process; mp: a "
-        "child process for each, which supports no hand-off on a GPU.",
+        "Process of a rank. uni: the engine's; mp: a child for each, without hand-off on a GPU; "
+        "auto: mp for several ranks.",
         choices=("auto", "uni", "mp"),
     )
 

@@ -89,9 +89,9 @@ class SchedulerConfig:
     (tandem:resume_replayed_tokens_total). The emitted tokens stand in any case."""
     speculative_config: str | None = setting(
         None,
-        "Drafts of several tokens a step, as JSON in vLLM's spelling: method (ngram), "
-        f"num_speculative_tokens (1 to {MOST_SPECULATIVE_TOKENS}), prompt_lookup_max and "
-        "prompt_lookup_min (tokens of an n-gram; 5 and 5). Default: no drafts.",
+        "Drafts as JSON in vLLM's spelling: method (ngram), num_speculative_tokens (1 to "
+        f"{MOST_SPECULATIVE_TOKENS}), prompt_lookup_max and prompt_lookup_min (default 5). "
+        "Default: no drafts.",
     )
     watermark: float = 0.01
     """Share of the blocks kept free when a request is admitted, to avoid preemptions."""

@@ -66,6 +66,7 @@ class KVCacheManager:
         self.pool = BlockPool(num_blocks, self.log)
         self.block_size = block_size
         self.groups = CacheGroups.of(groups, block_size, max_chunk)
+        self._is_plain = self.groups.are_plain  # the usual case, which several hundred rows share
         self.enable_caching = enable_caching
         self.spare = int(watermark * num_blocks)
         """Blocks that a start leaves free while others run, so that preemptions are rare."""
@@ -204,6 +205,8 @@ class KVCacheManager:
     def grow(self, request: Request, num_tokens: int) -> NewBlocks | None:
         """Append blocks so that ``num_tokens`` fit, or of a window the next chunk; release those
         that left a window. Return the new ones, or None if there are too few."""
+        if self._is_plain:
+            return self._grow_plain(request, num_tokens)
         computed = request.num_computed
         self._leave_windows(request, computed)
         needs = [
@@ -220,6 +223,16 @@ class KVCacheManager:
         request.capacity = self._capacity(request)
         return tuple(added)
 
+    def _grow_plain(self, request: Request, num_tokens: int) -> NewBlocks | None:
+        (table,) = request.block_tables
+        need = blocks_for(num_tokens, self.block_size) - len(table)
+        if need > self.pool.num_free:
+            return None
+        taken = self.pool.take(need)
+        table += taken
+        request.capacity = len(table) * self.block_size
+        return (tuple(taken),)
+
     def cache_full(self, request: Request) -> None:
         """Cache the full blocks of known and computed tokens."""
         if not self.enable_caching:
@@ -229,7 +242,13 @@ class KVCacheManager:
         start = request.num_cached_blocks
         if full > start:
             hashes = request.hashes_upto(full)
-            for group, table in zip(self.groups.tables, request.block_tables, strict=False):
+            if self._is_plain:
+                (table,) = request.block_tables
+                for index in range(start, full):
+                    self.pool.cache(table[index], hashes[index])
+            for group, table in zip(
+                () if self._is_plain else self.groups.tables, request.block_tables, strict=False
+            ):
                 left = max(request.window_starts[group.index], request.cacheable_from[group.index])
                 for index in range(max(start, left), full):
                     self.pool.cache(table[index], group.key(hashes[index]))

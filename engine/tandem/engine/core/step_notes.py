@@ -40,16 +40,13 @@ class StepCosts:
         each = size if facts.quantization is None else _FP8_BYTES
         self._layer_bytes = self._linear * each
         self._head_bytes = self._head * size
-        attended = [each for each in facts.kinds if each in (KVKind.FULL, KVKind.WINDOW)]
+        kinds = facts.kinds or (KVKind.FULL,) * facts.num_layers  # an encoder keeps no KV
+        attended = [each for each in kinds if each in (KVKind.FULL, KVKind.WINDOW)]
         self._attention = 4 * len(attended) * heads
         """Operations for a token and a position that it attends in all layers."""
-        share = 1 / max(1, len(attended))
-        self._windows = [
-            (window, attended.count(kind) * share)
-            for kind, window in ((KVKind.FULL, None), (KVKind.WINDOW, facts.sliding_window))
-            if kind in attended
-        ]
-        """Windows of the layers, and the share of the attending layers with each."""
+        self._window = facts.sliding_window if KVKind.WINDOW in attended else None
+        self._full = attended.count(KVKind.FULL) / max(1, len(attended))
+        """Share of the attending layers without a window."""
         self._kv_bytes = sum(each.token_bytes for each in layout.groups)
 
     @property
@@ -57,30 +54,30 @@ class StepCosts:
         """Return the attention's operations per attended position over a token's other operations:
         the growth of a token's time with each token before it. 0 if a window bounds the positions.
         """
-        full = sum(share for window, share in self._windows if window is None)
-        return full * self._attention / (2 * self._linear)
+        return self._full * self._attention / (2 * self._linear)
 
     def of(self, plan: SchedulerOutput) -> StepCost:
         if not plan.rows:
             return StepCost(0.0, 0.0, 0.0)
-        tokens = draws = 0
-        seen = read = 0.0
+        tokens = draws = pairs = context = 0
         for row in plan.rows:
             count, before = row.num_scheduled_tokens, row.num_computed
             tokens += count
             draws += bool(row.sample_choices)
-            for window, share in self._windows:
-                seen += share * _pairs(before, count, window)
-                read += share * (before if window is None else min(before, window))
+            pairs += count * before + count * (count + 1) // 2
+            context += before
+        seen, read = self._full * pairs, self._full * context
+        if self._window is not None:
+            for row in plan.rows:
+                count, before = row.num_scheduled_tokens, row.num_computed
+                seen += (1 - self._full) * _pairs(before, count, self._window)
+                read += (1 - self._full) * min(before, self._window)
         flops = 2.0 * (tokens * self._linear + draws * self._head) + seen * self._attention
         weights = self._layer_bytes + (self._head_bytes if draws else 0)
         return StepCost(flops, weights + read * self._kv_bytes, tokens * self._kv_bytes)
 
 
-def _pairs(before: int, count: int, window: int | None) -> int:
-    last = before + count
-    if window is None or last <= window:
-        return count * before + count * (count + 1) // 2
+def _pairs(before: int, count: int, window: int) -> int:
     whole = max(0, min(count, window - before))
     """Tokens whose window still begins at the sequence's start."""
     return whole * before + whole * (whole + 1) // 2 + (count - whole) * window

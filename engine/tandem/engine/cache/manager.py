@@ -241,19 +241,20 @@ class KVCacheManager:
         full = known // self.block_size
         start = request.num_cached_blocks
         if full > start:
-            hashes = request.hashes_upto(full)
-            if self._is_plain:
-                (table,) = request.block_tables
-                for index in range(start, full):
-                    self.pool.cache(table[index], hashes[index])
-            for group, table in zip(
-                () if self._is_plain else self.groups.tables, request.block_tables, strict=False
-            ):
-                left = max(request.window_starts[group.index], request.cacheable_from[group.index])
-                for index in range(max(start, left), full):
-                    self.pool.cache(table[index], group.key(hashes[index]))
+            self._cache_spans(request, range(start, full), request.hashes_upto(full))
             request.num_cached_blocks = full
             request.cache_due = (full + 1) * self.block_size
+
+    def _cache_spans(self, request: Request, spans: range, hashes: Sequence[BlockHash]) -> None:
+        if self._is_plain:
+            (table,) = request.block_tables
+            for index in spans:
+                self.pool.cache(table[index], hashes[index])
+            return
+        for group, table in zip(self.groups.tables, request.block_tables, strict=False):
+            left = max(request.window_starts[group.index], request.cacheable_from[group.index])
+            for index in range(max(spans.start, left), spans.stop):
+                self.pool.cache(table[index], group.key(hashes[index]))
 
     def cache_later(self, request: Request) -> None:
         """Call ``cache_full`` for the present blocks, in case no step will."""

@@ -141,13 +141,12 @@ class DecoderLayer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """Block with a norm before its mixer and one before its MLP."""
+class Block:
+    """Block that begins with a norm and a mixer; subclasses add the rest. Implements
+    DecoderLayer."""
 
     input_norm: RMSNorm
     attention: Mixer
-    post_norm: RMSNorm
-    mlp: MLP
 
     @property
     def kind(self) -> KVKind:
@@ -160,6 +159,18 @@ class Layer:
         attended = self.attention.of_rows(stream, self.input_norm, step, rows)
         stream = stream.index_select(0, rows)
         return self._add(stream, attended, step.rows_at(rows)) if rows.shape[0] else stream
+
+    def _add(self, stream: Tensor, attended: Tensor, rows: Rows) -> Tensor:
+        """Add the mixer's output for ``attended``, then the MLP's, to the stream in place."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Layer(Block):
+    """Block with a norm before its MLP."""
+
+    post_norm: RMSNorm
+    mlp: MLP
 
     def _add(self, stream: Tensor, attended: Tensor, rows: Rows) -> Tensor:
         stream = self.attention.out.add_to(stream, attended, rows)

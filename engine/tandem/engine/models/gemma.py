@@ -10,35 +10,19 @@ from torch import Tensor
 from tandem.engine.config import ModelFacts
 from tandem.engine.layers.linear import Embedding, RMSNorm
 from tandem.engine.loader import Weights
-from tandem.engine.models.base import StepContext
-from tandem.engine.models.decoder import MLP, Decoder, Mixer
+from tandem.engine.models.decoder import MLP, Block, Decoder
 from tandem.engine.models.registry import OffsetNormBuilder
 from tandem.engine.quant import Rows
-from tandem.protocol.card import KVKind
 
 
 @dataclass(frozen=True, slots=True)
-class SandwichLayer:
-    """Block whose attention and MLP are normed before they are added. Implements DecoderLayer."""
+class SandwichLayer(Block):
+    """Block whose attention and MLP are normed before they are added."""
 
-    input_norm: RMSNorm
-    attention: Mixer
     attention_norm: RMSNorm
     mlp_input_norm: RMSNorm
     mlp: MLP
     mlp_norm: RMSNorm
-
-    @property
-    def kind(self) -> KVKind:
-        return self.attention.kind
-
-    def __call__(self, stream: Tensor, step: StepContext) -> Tensor:
-        return self._add(stream, self.attention(stream, self.input_norm, step), step.rows)
-
-    def of_rows(self, stream: Tensor, step: StepContext, rows: Tensor) -> Tensor:
-        attended = self.attention.of_rows(stream, self.input_norm, step, rows)
-        stream = stream.index_select(0, rows)
-        return self._add(stream, attended, step.rows_at(rows)) if rows.shape[0] else stream
 
     def _add(self, stream: Tensor, attended: Tensor, rows: Rows) -> Tensor:
         stream.add_(self.attention_norm(self.attention.out(attended, rows)))

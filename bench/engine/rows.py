@@ -1,8 +1,9 @@
 """Rows of several tokens on one GPU: step times, and n-gram drafts: python bench/engine/rows.py.
 
 Prints the time of a step in its CUDA graph and of the head for 1, 32 and 64 rows of 1, 2, 4 and 8
-tokens, then tokens a second with and without drafts, on answers that repeat themselves, on sampled
-text of the whole vocabulary, and on text of 64 tokens, whose n-grams return and predict nothing.
+tokens, the gaps between tokens of other rows while requests arrive or are resumed, then tokens a
+second with and without drafts, on answers that repeat themselves, on sampled text of the whole
+vocabulary, and on text of 64 tokens, whose n-grams return and predict nothing.
 """
 
 from __future__ import annotations
@@ -102,6 +103,35 @@ def rate(rig: Rig, rows: int, allowed: tuple[int, ...] | None) -> float:
     return rows * TOKENS / (time.perf_counter() - started)
 
 
+def gaps(rig: Rig, emitted: int) -> tuple[float, float]:
+    """Return p50 and p99 of the ms between tokens of 32 sequences while 16 requests arrive. These
+    have 1,024 tokens, of which the last ``emitted`` are an earlier attempt's."""
+    draws, times = random.Random(7), list[float]()
+
+    def add(name: str, prompt: int, count: int, resumed: int = 0) -> None:
+        params = SamplingParams(temperature=1.0, seed=1, max_tokens=count, ignore_eos=True)
+        tokens = draws.choices(range(1000, 150_000), k=prompt)
+        key = RequestKey(ROUTER, f"{name}-{time.monotonic_ns()}", 0)
+        before = (tuple(draws.choices(range(1000, 150_000), k=resumed)),) if resumed else ()
+        request = EngineCoreRequest(key=key, prompt_token_ids=tokens, params=params, emitted=before)
+        assert rig.core.add(request) is None
+
+    for _ in range(32):
+        add("stream", CONTEXT, 400)
+    steps, last = 0, 0.0
+    while rig.core.has_work:
+        outputs = [out for each in rig.core.advance().outputs.values() for out in each]
+        streams = sum(each.request.startswith("stream") for each in outputs)
+        now = time.perf_counter()
+        if streams == 32 and last:
+            times.append(now - last)
+        last = now if streams else last
+        steps += 1
+        if steps > 40 and steps % 20 == 0 and steps <= 360:
+            add("other", 1024 - emitted, emitted + 2, emitted)
+    return tuple(1000 * float(np.percentile(times, each)) for each in (50, 99))
+
+
 def main() -> None:
     """Measure and print."""
     found: dict[tuple[str, int], list[float]] = {}
@@ -109,6 +139,11 @@ def main() -> None:
         rig = Rig.start(DUMMY, layers=None, num_gpu_blocks_override=2048, speculative_config=drafts)
         if drafts:
             times(rig)
+        else:
+            gaps(rig, 0)
+            for emitted in (0, 512, 0, 512):
+                p50, p99 = gaps(rig, emitted)
+                print(f"{emitted} tokens resumed: {p50:.2f} and {p99:.2f} ms between tokens")
         for name, allowed in ALPHABETS.items():
             for rows in (1, 32):
                 rate(rig, rows, allowed)

@@ -78,7 +78,7 @@ def test_what_an_encoder_does_not_do_is_a_bad_request(embedder: Stack) -> None:
     assert posted(embedder, "/pooling", input=[5] * 128, task="token_embed").status_code == 200
 
 
-@pytest.mark.parametrize("decode", [0, 1])
+@pytest.mark.parametrize("decode", [pytest.param(0, marks=pytest.mark.nightly), 1])
 def test_a_cross_encoder_scores_pairs(tmp_path: Path, decode: int) -> None:
     """By a prefill worker, or by a decode worker alone; types of tokens go all the way."""
     folder, model, tokenizer = encoder_folder("bert-pairs")

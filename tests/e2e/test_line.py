@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import httpx
 import openai
@@ -15,6 +16,8 @@ from stack import Stack
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 FREE_SECONDS = 10.0
+PARTY = "\N{PARTY POPPER}" * 12
+"""SmolLM2 continues it, and each takes several byte tokens."""
 
 
 async def test_the_capital_of_france_is_paris_over_nixl(pair: Stack) -> None:
@@ -31,6 +34,19 @@ async def test_the_capital_of_france_is_paris_over_nixl(pair: Stack) -> None:
     assert pair.total("decode-0", "tandem:kv_handoff_bytes_total") > before
     sample = 'tandem:kv_transport_info{connector="nixl",fallback="0",role="consumer"}'
     assert pair.metrics("decode-0")[sample] == 1
+
+
+def test_a_character_of_several_tokens_arrives_in_one_chunk(pair: Stack) -> None:
+    asked: Any = {"model": "smol", "prompt": PARTY, "temperature": 0, "max_tokens": 12}
+    with openai.OpenAI(base_url=f"{pair.url}/v1", api_key="none", max_retries=0) as client:
+        create: Any = client.completions.create
+        whole = create(**asked, extra_body={"return_token_ids": True})
+        pieces = [each.choices[0].text for each in create(**asked, stream=True)]
+
+    assert "".join(pieces) == whole.choices[0].text
+    assert PARTY[0] in whole.choices[0].text
+    assert len(whole.choices[0].text) < len(whole.choices[0].model_extra["token_ids"])
+    assert all("\ufffd" not in piece for piece in pieces[:-1])
 
 
 async def one_of_many(client: httpx.AsyncClient, draw: random.Random, many: int, most: int) -> str:

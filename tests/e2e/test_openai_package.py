@@ -15,8 +15,6 @@ from stack import Stack
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 CHAT: Any = [{"role": "user", "content": "Tell me about the river Seine in two sentences."}]
-PARTY = "\N{PARTY POPPER}" * 12
-"""SmolLM2 goes on with it, and each takes several byte tokens."""
 FREE_SECONDS = 10.0
 """What is held longer is held for good."""
 
@@ -155,19 +153,6 @@ def test_seeds(client: openai.OpenAI) -> None:
 
     assert texts[0] == texts[1]
     assert texts[0] != texts[2]
-
-
-@pytest.mark.full
-def test_unicode_split_over_tokens(pair: Stack) -> None:
-    """A character of several tokens arrives whole, in one chunk."""
-    with openai.OpenAI(base_url=f"{pair.url}/v1", api_key="none", max_retries=0) as client:
-        whole = complete(client, PARTY, extra_body={"return_token_ids": True})
-        pieces = [c.choices[0].text for c in complete(client, PARTY, stream=True)]
-
-    assert "".join(pieces) == whole.choices[0].text
-    assert PARTY[0] in whole.choices[0].text
-    assert len(whole.choices[0].text) < len(whole.choices[0].model_extra["token_ids"])
-    assert all("\ufffd" not in piece for piece in pieces[:-1])
 
 
 def test_disconnect_in_mid_stream(small_pair: Stack, client: openai.OpenAI) -> None:

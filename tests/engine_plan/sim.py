@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from msgspec import structs
 from tests.engine_plan.sim_host import HostMemory, KVCacheMemory, StoreFence
 
 from tandem.engine.config import EngineConfig
@@ -133,6 +134,8 @@ class _Row:
     tables: list[list[int]] = field(default_factory=list)
     pooled: float = 0.0
     """What a vector has come to."""
+    drafts: list[int] = field(default_factory=list)
+    """Proposed after its last token."""
 
 
 class _Open(NamedTuple):
@@ -143,6 +146,18 @@ class _Open(NamedTuple):
     output: ModelRunnerOutput
     """Without what is drawn."""
     future: Future[ModelRunnerOutput]
+
+
+def _placed(row: _Row, each: StepRow) -> StepRow:
+    """A row behind as many tokens as the steps before have kept."""
+    if each.num_computed < len(row.new.token_ids):
+        return each
+    assert len(row.token_ids) <= each.num_computed + 1, "more tokens than were planned"
+    return structs.replace(each, num_computed=len(row.token_ids) - 1)
+
+
+def _padded(drafts: Sequence[int], count: int) -> list[int]:
+    return [*drafts[:count], *[0] * (count - len(drafts))]
 
 
 class SimExecutor:
@@ -170,6 +185,10 @@ class SimExecutor:
         self.slept: list[int] = []
         self.woken: list[SleepTag] = []
         self.fails_to_wake: Exception | None = None
+        self.guess: tuple[int, int] | None = None
+        """Drafts proposed after each draw, and of how many each is wrong; None proposes none."""
+        self.num_checked = 0
+        """Drafts that were in plans."""
         self._open: _Open | None = None
         """The step that awaits its masks."""
 
@@ -188,14 +207,16 @@ class SimExecutor:
         drawing, drafted = list[tuple[_Row, StepRow, int]](), []
         prompt_logprobs = {}
         pooled = {}
+        num_proposed: dict[SeqId, int] = {}
         drafts = {each.seq: each for each in plan.drafts}
-        for each in plan.rows:
-            row = self._rows[each.seq]
-            for table, more in zip(row.tables, each.new_block_ids, strict=False):
+        for planned in plan.rows:
+            row = self._rows[planned.seq]
+            for table, more in zip(row.tables, planned.new_block_ids, strict=False):
                 table += more
-            if each.seq in drafts and not drafts[each.seq].forced:
-                assert each.num_computed + 1 == len(row.token_ids), "drafts behind the last token"
-                row.token_ids += drafts[each.seq].draft_token_ids
+            each = _placed(row, planned)
+            if each.seq in drafts and not drafts[each.seq].emitted:
+                assert each.num_computed + 1 == len(row.token_ids), "drafts follow the last token"
+                row.token_ids += _padded(row.drafts, drafts[each.seq].num_tokens)
             states = self._write(row, each)
             if row.new.params.prompt_logprobs is not None:
                 prompt_logprobs[each.seq] = self._prompt_logprobs(row, each, states)
@@ -207,6 +228,7 @@ class SimExecutor:
                     pooled[each.seq] = array("f", [row.pooled]).tobytes()
             if each.seq in drafts:
                 drafted.append(self._sample_drafted(row, each, states, drafts[each.seq]))
+                num_proposed[each.seq] = len(row.drafts)
             elif each.sample_choices:
                 drawing.append((row, each, states[-1]))
         fence = FenceDone() if self._make_fence is None else self._make_fence(plan)
@@ -218,7 +240,7 @@ class SimExecutor:
         future: Future[ModelRunnerOutput] = Future()
         report = self.memory.report(self.kv_cache, wait=not plan.rows)
         output = ModelRunnerOutput(
-            plan.step, (), fence, prompt_logprobs, report, pooled, tuple(drafted)
+            plan.step, (), fence, prompt_logprobs, report, pooled, tuple(drafted), num_proposed
         )
         self._open = _Open(drawing, output, future)
         if not plan.awaits_masks:
@@ -251,6 +273,10 @@ class SimExecutor:
         (drawing, output, future), self._open = self._open, None
         assert output.step == masks.step, "masks of another step"
         sampled = [self._sample(*each, masks) for each in drawing if each[1].seq not in masks.late]
+        if self.guess is not None:
+            output.num_proposed.update(
+                (each.seq, len(self._rows[each.seq].drafts)) for each in sampled
+            )
         future.set_result(replace(output, sampled=tuple(sampled)))
 
     def regions(self) -> tuple[KVRegion, ...]:
@@ -362,6 +388,7 @@ class SimExecutor:
             allowed = self.model.allowed(masks, each.seq)
             tokens = tuple(allowed[token % len(allowed)] for token in tokens)
         row.token_ids.append(tokens[each.sample_choices.index(new.choice)])
+        self._propose(row, state)
         count = new.params.logprobs
         told = None
         if count is not None:
@@ -376,25 +403,44 @@ class SimExecutor:
         assert each.num_computed + each.num_scheduled_tokens == len(row.token_ids), (
             "drafts at the end"
         )
-        more = len(draft.draft_token_ids)
-        assert row.token_ids[-more:] == list(draft.draft_token_ids)
+        more = draft.num_tokens
+        checked = row.token_ids[-more:]
+        assert not draft.emitted or checked == list(draft.emitted)
         position = len(row.token_ids) - more - new.num_prompt
         behind = states[-1 - more :]
         drawn = [
             self.model.draw(state, new.params, choice, position + at, new.eos_token_ids)
             for at, state in enumerate(behind)
         ]
-        kept = draft.kept(drawn)
+        same = 0
+        while same < min(more, len(row.drafts)) and checked[same] == drawn[same]:
+            same += 1
+        kept = (drawn[-1],) if draft.emitted else tuple(drawn[: same + 1])
+        num_drafts = 0 if draft.emitted else min(more, len(row.drafts))
+        self.num_checked += num_drafts
         told = None
         if new.params.logprobs is not None:
-            states_of = behind[-1:] if draft.forced else behind[: len(kept)]
+            states_of = behind[-1:] if draft.emitted else behind[: len(kept)]
             scores = zip(states_of, kept, strict=True)
             told = (tuple(self.model.logprobs(*each, new.params.logprobs) for each in scores),)
-        if not draft.forced:
+        if not draft.emitted:
             del row.token_ids[-more:]
         row.token_ids += kept
+        self._propose(row, behind[-1] if draft.emitted else behind[same])
         sampled = Sampled(each.seq, each.sample_choices, (kept,), told)
-        return DraftSampled(sampled, tuple(drawn[:-1]) if draft.forced else ())
+        replayed = tuple(drawn[:-1]) if draft.emitted else ()
+        return DraftSampled(sampled, more, num_drafts, replayed)
+
+    def _propose(self, row: _Row, state: int) -> None:
+        """Draft tokens after the last one, which follows ``state``: right ones, some changed."""
+        row.drafts = []
+        most, wrong_every = self.guess or (0, 1)
+        state, new = self.model.write(state, row.token_ids[-1]), row.new
+        for position in range(first := len(row.token_ids) - new.num_prompt, first + most):
+            token = self.model.draw(state, new.params, new.choice, position, new.eos_token_ids)
+            state = self.model.write(state, token)
+            wrong = position % wrong_every == 0
+            row.drafts.append((token + wrong) % self.model.vocab_size)
 
     def _prompt_logprobs(
         self, row: _Row, each: StepRow, states: Sequence[int]

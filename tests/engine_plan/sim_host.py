@@ -29,7 +29,7 @@ class HostMemory:
         self._stores: deque[tuple[int, int]] = deque()
         """(block, host block) that are yet to be read, in order."""
         self.num_stored = 0
-        """That were read."""
+        """Those that were read; without those read at once, ahead of the others."""
         self._loads: list[tuple[int, int, dict[int, list[int | None]] | None]] = []
         """(results to come, ticket, content by block or None where it fails)."""
 
@@ -60,6 +60,7 @@ class HostMemory:
         """Read the next ``count`` blocks that are to be stored."""
         for _ in range(count):
             self._read(kv_cache, *self._stores.popleft())
+            self.num_stored += 1
 
     def check_written(self, block: int) -> None:
         """Nobody may write a block that is yet to be read."""
@@ -68,7 +69,6 @@ class HostMemory:
     def _read(self, kv_cache: KVCacheMemory, block: int, host: int) -> None:
         assert host < self.num_blocks
         self._blocks[host] = kv_cache[block].copy()
-        self.num_stored += 1
 
     def report(self, kv_cache: KVCacheMemory, *, wait: bool) -> TransferReport | None:
         loaded, failed = [], []

@@ -7,6 +7,7 @@ each block is held by exactly those who are known to hold it.
 
 from __future__ import annotations
 
+import json
 import os
 from typing import Any
 
@@ -22,17 +23,15 @@ from hypothesis.stateful import (
 from msgspec import structs
 from tests.engine_plan.builders import (
     LAYERS,
-    VOCAB,
     Harness,
     facts_of_layers,
     params_of,
     request_of,
 )
-from tests.engine_plan.drafting import Drafter
 from tests.engine_plan.grammars import HandCompiler, constrained
 from tests.engine_plan.handoff import BothSides
 
-from tandem.engine.request import Request
+from tandem.engine.config import ModelFacts
 from tandem.protocol.card import KVKind
 from tandem.protocol.errors import RefusalCode
 from tandem.protocol.ids import Incarnation, RequestKey
@@ -84,10 +83,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         offloaded=st.sampled_from((0, 1, 4, 30)),
         layers=st.sampled_from(sorted(LAYERS)),
         window=st.sampled_from((2, 16, 20, 40)),
+        drafts=st.sampled_from((0, 2, 6)),
     )
     def build(
         self, num_blocks, budget, overlap, caching, policy, seats, watermark, offloaded, layers,
-        window,
+        window, drafts,
     ):  # fmt: skip
         """An engine of some shape, with host memory behind its blocks or without."""
         facts = facts_of_layers(layers, window)
@@ -108,9 +108,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_cpu_blocks=offloaded,
             facts=facts,
             max_model_len=longest,
+            speculative_config=self._lookup(drafts, facts),
         )
-        self.drafter = Drafter(self.harness.core)
-        self.drafts: tuple[int, int] | None = None
         self.number = 0
         self.tenants = 1
         self.live: dict[RequestKey, EngineCoreRequest] = {}
@@ -212,24 +211,16 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(drafts=st.none() | st.tuples(st.integers(1, 6), st.integers(1, 5)))
     def draft(self, drafts):
-        """So many tokens are proposed for whoever decodes from now on, with wrong ones among them;
-        or none."""
-        self.drafts = drafts
+        """The ranks propose so many tokens from now on, some of them wrong; or none."""
+        self.harness.executor.guess = drafts if self.harness.config.scheduler.lookup else None
+
+    def _lookup(self, drafts: int, facts: ModelFacts) -> str | None:
+        if not drafts or facts.linear is not None:
+            return None
+        return json.dumps({"method": "ngram", "num_speculative_tokens": drafts})
 
     def _step(self) -> bool:
-        self.drafter.propose(None if self.drafts is None else self._guess)
         return self.harness.step().progressed
-
-    def _guess(self, request: Request) -> list[int]:
-        most, wrong_every = self.drafts or (0, 1)
-        source = request.group.source
-        whole = [*source.emitted_of(request.choice)]
-        whole += self.harness.oracle(source, request.choice)[0]
-        start = request.num_output
-        return [
-            (token + (at % wrong_every == 0)) % VOCAB
-            for at, token in enumerate(whole[start : start + most], start)
-        ]
 
     @rule()
     def reset(self):

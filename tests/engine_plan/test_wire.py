@@ -61,7 +61,7 @@ PLAN = SchedulerOutput(
     block_copies=((1, 2),),
     awaits_masks=True,
     transfers=BlockTransfers(stores=((5, 0),), loads=(BlockLoad(1, ((0, 6), (1, 7))),)),
-    drafts=(SpecTokens(SeqId(3), (5, 6)), SpecTokens(SeqId(4), (39,), forced=True)),
+    drafts=(SpecTokens(SeqId(3), 2), SpecTokens(SeqId(4), 1, (39,))),
 )
 SCORE = TokenLogprobs(5, -0.25, 1, (5, 6), (-0.25, -2.0))
 
@@ -91,15 +91,21 @@ def test_a_result_comes_with_a_fence_that_is_done():
     """A fence does not cross: a result is sent when its writes have landed, and only then."""
     sampled = (Sampled(SeqId(3), (0,), ((8,),), ((SCORE,),)),)
     report = TransferReport((1,), ((2, "why"),))
-    drafted = (DraftSampled(Sampled(SeqId(3), (0,), ((8, 9),), ((SCORE, SCORE),)), (5,)),)
+    drafted = (DraftSampled(Sampled(SeqId(3), (0,), ((8, 9),), ((SCORE, SCORE),)), 2, 1, (5,)),)
     output = ModelRunnerOutput(
-        7, sampled, FenceDone(), {SeqId(4): (SCORE,)}, report, drafted=drafted
+        7,
+        sampled,
+        FenceDone(),
+        {SeqId(4): (SCORE,)},
+        report,
+        drafted=drafted,
+        num_proposed={SeqId(3): 2},
     )
     message = decode_from_rank(encode(StepResult.of(output)))
     assert isinstance(message, StepResult)
     back = message.output()
     assert back.fence.done()
-    for name in ("step", "sampled", "prompt_logprobs", "transfers", "drafted"):
+    for name in ("step", "sampled", "prompt_logprobs", "transfers", "drafted", "num_proposed"):
         assert getattr(back, name) == getattr(output, name)
     with pytest.raises(AssertionError, match="landed"):
         StepResult.of(ModelRunnerOutput(7, (), Unfinished()))

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine_plan.drafting import Drafter, guesses
 from tests.engine_run.cpu_engine import GREEDY, ROUTER, CPUEngine
+from tests.engine_run.drafting import Guesses, guess
+from tests.engine_run.test_drafts import DRAFTS
 from tests.engine_run.tiny_models import folder_of
 
 from tandem.engine.step import BlockLoad, BlockTransfers, SchedulerOutput
@@ -203,16 +204,18 @@ def test_a_step_writes_the_blocks_that_it_says(monkeypatch: pytest.MonkeyPatch) 
     plain = CPUEngine(folder_of("llama"), num_gpu_blocks_override=40)
     tokens = plain.generate(PROMPTS[:1], 30)[0]
     engine = CPUEngine(
-        folder_of("llama"), num_gpu_blocks_override=12, max_num_batched_tokens=48, block_size=16
+        folder_of("llama"),
+        num_gpu_blocks_override=12,
+        max_num_batched_tokens=48,
+        block_size=16,
+        speculative_config=DRAFTS,
     )
     engine.add(PROMPTS[0], 30, GREEDY)
     for name, prompt in enumerate(PROMPTS[1:]):
         params = SamplingParams(temperature=0.8, seed=3, n=2, max_tokens=30, ignore_eos=True)
         key = RequestKey(ROUTER, f"n{name}", 0)
         engine.core.add(EngineCoreRequest(key=key, prompt_token_ids=prompt, params=params))
-    drafter = Drafter(engine.core)
-    right = guesses({"r0": tokens}, most=4, wrong_every=3, vocab=320)
+    guess(engine, Guesses([(PROMPTS[0], tokens)], wrong_every=3))
     while engine.core.has_work:
-        drafter.propose(lambda each: right(each) if each.request_id == "r0" else [5, 6])
         engine.core.advance()
     assert seen == {"copies", "drafts", "dropped"}

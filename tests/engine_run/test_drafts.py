@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from functools import cache
 
 import pytest
-from tests.engine_plan.drafting import Drafter, Guess, guesses
 from tests.engine_run.cpu_engine import GREEDY, ROUTER, CPUEngine
+from tests.engine_run.drafting import Guesses, guess
 from tests.engine_run.tiny_models import folder_of
 
 from tandem.engine.executor.multiproc import MultiprocExecutor
@@ -19,6 +20,9 @@ from tandem.protocol.sampling import PENALTY_RANGE, SamplingParams, ThinkingMark
 PROMPTS = [[(11 * each + 7 * at) % 300 + 5 for at in range(25 + 9 * each)] for each in range(4)]
 COUNT = 30
 VOCAB = 320
+DRAFTS = json.dumps(
+    {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+)
 PARAMS = {
     "greedy": GREEDY,
     "seeded": SamplingParams(temperature=0.9, top_p=0.95, seed=11),
@@ -50,20 +54,20 @@ def step(engine: CPUEngine) -> Iterator[EngineCoreOutput]:
 
 
 def told_by(
-    engine: CPUEngine, guess: Guess | None = None
+    engine: CPUEngine,
 ) -> tuple[dict[str, list[int]], dict[str, list[TokenLogprobs]], int]:
-    """Tokens and scores by request; how many proposals were taken."""
+    """Return tokens and scores by request, and the number of accepted drafts."""
     tokens: dict[str, list[int]] = {}
     scores: dict[str, list[TokenLogprobs]] = {}
-    drafter = Drafter(engine.core)
+    accepted = 0
     while engine.core.has_work:
-        drafter.propose(guess)
         for each in step(engine):
             mine = tokens.setdefault(each.request, [])
             assert each.position == len(mine)
             mine.extend(each.token_ids)
             scores.setdefault(each.request, []).extend(each.logprobs or ())
-    return tokens, scores, drafter.taken
+        accepted += engine.core.scheduler.take_stats().accepted_tokens
+    return tokens, scores, accepted
 
 
 def ready(name: str, **settings) -> CPUEngine:
@@ -79,12 +83,16 @@ def undrafted(name: str) -> tuple[dict[str, list[int]], dict[str, list[TokenLogp
     return told_by(ready(name))[:2]
 
 
-def check_drafted(name: str, *, wrong_every: int, **settings) -> int:
-    """Without drafts and with them: the same; how many proposals were taken."""
+def guesses_of(tokens: dict[str, list[int]], wrong_every: int) -> Guesses:
+    answers = [(prompt, tokens[f"r{at}"]) for at, prompt in enumerate(PROMPTS)]
+    return Guesses(answers, wrong_every)
+
+
+def check_drafted(name: str, drafted: CPUEngine, *, wrong_every: int) -> int:
+    """Compare tokens and scores with those of steps without drafts; return the accepted drafts."""
     tokens, scores = undrafted(name)
-    drafted = ready(name, **settings)
-    guess = guesses(tokens, most=4, wrong_every=wrong_every, vocab=VOCAB)
-    again, scores_again, taken = told_by(drafted, guess)
+    guess(drafted, guesses_of(tokens, wrong_every))
+    again, scores_again, accepted = told_by(drafted)
     drafted.core.close()
     assert again == tokens
     for request, expected in scores.items():
@@ -92,7 +100,7 @@ def check_drafted(name: str, *, wrong_every: int, **settings) -> int:
         assert [each.top_ids for each in found] == [each.top_ids for each in expected]
         want = [pytest.approx(each.logprob, abs=1e-4) for each in expected]
         assert [each.logprob for each in found] == want
-    return taken
+    return accepted
 
 
 @pytest.mark.full
@@ -100,65 +108,57 @@ def check_drafted(name: str, *, wrong_every: int, **settings) -> int:
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("name", PARAMS)
 def test_drafts_change_no_token(name, overlap, wrong_every):
-    """Right and wrong ones: tokens and scores are those of steps one by one."""
-    taken = check_drafted(name, wrong_every=wrong_every, async_scheduling=overlap)
-    assert taken > 10
+    drafted = ready(name, async_scheduling=overlap, speculative_config=DRAFTS)
+    accepted = check_drafted(name, drafted, wrong_every=wrong_every)
+    assert accepted > (60 if wrong_every == 100 else 10)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_drafts_under_preemption(overlap):
-    """Fewer blocks than all need: who is resumed with tokens that were accepted goes on."""
+    """Fewer blocks than all need: a sequence resumed with accepted tokens goes on."""
     settings = {"num_gpu_blocks_override": 11, "max_num_batched_tokens": 48}
-    assert check_drafted("penalties", wrong_every=4, async_scheduling=overlap, **settings)
+    drafted = ready("penalties", async_scheduling=overlap, speculative_config=DRAFTS, **settings)
+    assert check_drafted("penalties", drafted, wrong_every=4)
 
 
-def test_drafts_beside_scored_prompts_and_forks():
-    """A step with drafts, a prompt that is scored and one that draws for several choices."""
-    plain, drafted = engine(), engine()
+@pytest.mark.parametrize("model", ["llama", "gemma3"])
+def test_drafts_beside_scored_prompts_and_forks(model):
+    """Steps with drafts, a prompt that is scored and one that draws for several choices."""
     other = SamplingParams(temperature=0.7, seed=9, prompt_logprobs=1, n=3, max_tokens=5)
     made: list[list[EngineCoreOutput]] = []
-    for each in (plain, drafted):
+    for drafts in (None, DRAFTS):
+        each = CPUEngine(
+            folder_of(model),
+            num_gpu_blocks_override=200,
+            speculative_config=drafts,
+            async_scheduling=drafts is not None,
+        )
         each.add(PROMPTS[0], COUNT, PARAMS["seeded"])
-        outputs: list[EngineCoreOutput] = []
-        guess = None
         if made:
             tokens = [t for out in made[0] if out.request == "r0" for t in out.token_ids]
-            guess = guesses({"r0": tokens}, most=4, wrong_every=4, vocab=VOCAB)
+            guess(each, Guesses([(PROMPTS[0], tokens)], wrong_every=4))
+        outputs: list[EngineCoreOutput] = []
         for number in range(100):
             if number == 4:
                 key = RequestKey(ROUTER, "other", 0)
                 request = EngineCoreRequest(key=key, prompt_token_ids=PROMPTS[1], params=other)
                 assert each.core.add(request) is None
-            if guess is not None:
-                drafts, request_table = (
-                    each.core.scheduler.request_table.drafts,
-                    each.core.scheduler.request_table,
-                )
-                for running in request_table.running:
-                    if running.request_id == "r0" and running.num_generated:
-                        assert drafts.propose(running, guess(running)) or running.num_output > 28
             outputs += step(each)
             if not each.core.has_work:
                 break
         made.append(outputs)
-    for choice in range(3):
-        one, two = (
-            [
-                t
-                for out in told
-                if (out.request, out.choice) == ("other", choice)
-                for t in out.token_ids
-            ]
-            for told in made
-        )
-        assert one == two
-        assert len(one) == 5
+    assert tokens_by_choice(made[0]) == tokens_by_choice(made[1])
     prompts = [[out.prompt_logprobs for out in told if out.prompt_logprobs] for told in made]
     assert [[each and each.token_id for each in scores] for scores in prompts[0]] == [
         [each and each.token_id for each in scores] for scores in prompts[1]
     ]
-    whole = [[t for out in told if out.request == "r0" for t in out.token_ids] for told in made]
-    assert whole[0] == whole[1]
+
+
+def tokens_by_choice(outputs: list[EngineCoreOutput]) -> dict[tuple[str, int], list[int]]:
+    found: dict[tuple[str, int], list[int]] = {}
+    for each in outputs:
+        found.setdefault((each.request, each.choice), []).extend(each.token_ids)
+    return found
 
 
 def resumed(engine: CPUEngine, params: SamplingParams, emitted: tuple[int, ...]):
@@ -232,15 +232,19 @@ def test_a_token_that_would_not_be_drawn_stands():
 def test_drafts_reach_a_rank_in_another_process(monkeypatch):
     """Plans and results with drafts as bytes: the same tokens, and the same comparison."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    plain = engine()
-    whole = plain.generate([PROMPTS[0]], COUNT, PARAMS["penalties"])[0]
-    other = CPUEngine(folder_of("llama"), executor=MultiprocExecutor(), num_gpu_blocks_override=40)
+    (whole,) = engine().generate([PROMPTS[0]], COUNT, PARAMS["penalties"])
+    other = CPUEngine(
+        folder_of("llama"),
+        executor=MultiprocExecutor(),
+        num_gpu_blocks_override=40,
+        speculative_config=DRAFTS,
+    )
     try:
-        other.add(PROMPTS[0], COUNT, PARAMS["penalties"])
-        guess = guesses({"r0": whole}, most=4, wrong_every=3, vocab=VOCAB)
-        tokens, _, taken = told_by(other, guess)
-        assert tokens == {"r0": whole}
-        assert taken > 3
+        prompt = [*PROMPTS[0], *whole, *PROMPTS[0]]
+        (plain,) = engine().generate([prompt], COUNT, PARAMS["penalties"])
+        other.add(prompt, COUNT, PARAMS["penalties"])
+        tokens, *_ = told_by(other)
+        assert tokens == {"r0": plain}
         rest, agreed, compared = resumed(other, PARAMS["penalties"], tuple(whole[:20]))
         assert rest == whole[20:]
         assert agreed == compared > 0

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.engine_run.cpu_engine import ROUTER, CPUEngine
 from tests.engine_run.encoder_models import MODELS, POSITIONS, encoder_of, scores_of, states_of
+from tests.engine_run.forked_rank import ForkedExecutor
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.executor.multiproc import MultiprocExecutor
 from tandem.engine.loader import LoadError
 from tandem.protocol.errors import InvalidParameter, RefusalCode
 from tandem.protocol.ids import RequestKey
@@ -91,7 +91,7 @@ def test_classes_are_those_of_transformers(name: str) -> None:
 def test_tokens_of_a_second_text_are_of_its_type(multiproc: bool) -> None:
     """Pairs beside single texts in the same steps, also as bytes to a rank in another process."""
     folder, model = encoder_of("bert-pairs")
-    executor = MultiprocExecutor() if multiproc else None
+    executor = ForkedExecutor() if multiproc else None
     engine = CPUEngine(folder, executor=executor, max_num_batched_tokens=200)
     try:
         asked = {}

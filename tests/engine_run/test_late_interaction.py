@@ -12,11 +12,11 @@ import pytest
 import torch
 from tests.engine_run.cpu_engine import ROUTER, CPUEngine
 from tests.engine_run.encoder_models import colbert_of, maxsim_of, token_vectors_of
+from tests.engine_run.forked_rank import ForkedExecutor
 from tests.engine_run.tiny_models import folder_of, judge_of
 
 from tandem.engine import attention, layers, models, sample, worker
 from tandem.engine.config import read_facts
-from tandem.engine.executor.multiproc import MultiprocExecutor
 from tandem.engine.step import SeqId
 from tandem.engine.worker.pooling import LateInteractionRunner, TokenVectors
 from tandem.protocol.errors import RefusalCode
@@ -55,7 +55,7 @@ def answers(engine: CPUEngine, *asked: tuple[list[int], PoolingParams]) -> list[
 def test_documents_are_scored_against_the_query_that_is_kept(multiproc: bool) -> None:
     """As often as it is kept for; not a number before, after, and under another key."""
     folder, body, layer = colbert_of()
-    executor = MultiprocExecutor() if multiproc else None
+    executor = ForkedExecutor() if multiproc else None
     engine = CPUEngine(folder, executor=executor, max_num_batched_tokens=140)
     try:
         query = token_vectors_of(body, layer, QUERY)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.engine_run.patience import time_for_grammars
+from tests.engine_run.test_drafts import DRAFTS
 
 from tandem.engine.request import Request
 from tandem.engine.scheduler.constrained import Constrained
@@ -99,6 +100,7 @@ def test_late_rows_draw_the_same_later(small: Path, monkeypatch: pytest.MonkeyPa
     """Some masks take longer than a step waits; tokens, scores and neighbours are as without."""
     settings: dict[str, Any] = {"max_model_len": 512, "num_gpu_blocks_override": 64}
     settings |= {"device": "cpu", "distributed_executor_backend": executor}
+    settings |= {"speculative_config": DRAFTS}  # rows without a grammar have some, too
     late = Late()
 
     with time_for_grammars(), LLM(str(small), **settings) as llm:

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from tests.engine_run.cpu_engine import CPUEngine
-from tests.engine_run.test_drafts import COUNT, PROMPTS, engine, ready, undrafted
+from tests.engine_run.test_drafts import COUNT, DRAFTS, PROMPTS, engine, ready, undrafted
 from tests.engine_run.test_rows import all_shapes, padded
 from tests.engine_run.tiny_models import folder_of
 
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.outputs import EngineCoreOutput
 from tandem.protocol.sampling import SamplingParams
-
-LOOKUP = json.dumps(
-    {
-        "method": "ngram",
-        "num_speculative_tokens": 4,
-        "prompt_lookup_max": 3,
-        "prompt_lookup_min": 1,
-    }
-)
 
 
 def generated(made: CPUEngine) -> tuple[dict[str, list[int]], int, int, int]:
@@ -43,7 +32,7 @@ def generated(made: CPUEngine) -> tuple[dict[str, list[int]], int, int, int]:
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("name", ["greedy", "seeded", "penalties"])
 def test_lookup_changes_no_token(name, overlap):
-    made = ready(name, async_scheduling=overlap, speculative_config=LOOKUP)
+    made = ready(name, async_scheduling=overlap, speculative_config=DRAFTS)
     graphs = padded(made, all_shapes(4))
     tokens, _, drafts, accepted = generated(made)
     assert tokens == undrafted(name)[0]
@@ -55,16 +44,16 @@ def test_lookup_changes_no_token(name, overlap):
 def test_an_answer_that_repeats_itself_takes_fewer_steps(overlap):
     params = SamplingParams(temperature=0.0, seed=0, allowed_token_ids=(40,))
     made = []
-    for settings in ({}, {"speculative_config": LOOKUP}):
+    for settings in ({}, {"speculative_config": DRAFTS}):
         each = engine(async_scheduling=overlap, **settings)
         each.add(PROMPTS[0], 3 * COUNT, params)
         made.append(generated(each))
     (plain, steps, *_), (tokens, fewer, drafts, accepted) = made
     assert tokens == plain
-    assert fewer < 0.75 * steps
+    assert fewer < 0.4 * steps
     assert drafts >= accepted > COUNT
 
 
 def test_a_model_with_states_takes_no_drafts():
     with pytest.raises(InvalidParameter, match="recurrent states"):
-        CPUEngine(folder_of("qwen3_5"), speculative_config=LOOKUP)
+        CPUEngine(folder_of("qwen3_5"), speculative_config=DRAFTS)

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 import torch
 from tests.engine_run.cpu_engine import ROUTER, CPUEngine
+from tests.engine_run.forked_rank import ForkedExecutor
 from tests.engine_run.tiny_models import folder_of, judge_of, judged
 
-from tandem.engine.executor.multiproc import MultiprocExecutor
 from tandem.engine.scheduler.request_table import RequestTable
 from tandem.protocol.errors import RefusalCode
 from tandem.protocol.ids import Incarnation, RequestKey
@@ -113,7 +113,7 @@ def test_preempted_and_cancelled_ones_leave_nothing_behind(monkeypatch):
 
 @pytest.mark.full
 def test_vectors_cross_to_a_rank_in_another_process():
-    engine = CPUEngine(folder_of("qwen3"), executor=MultiprocExecutor(), num_gpu_blocks_override=32)
+    engine = CPUEngine(folder_of("qwen3"), executor=ForkedExecutor(), num_gpu_blocks_override=32)
     try:
         key = engine.pool(PROMPTS[2], KINDS[2])
         engine.run()

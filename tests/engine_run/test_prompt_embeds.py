@@ -19,6 +19,7 @@ from tandem.engine.scheduler.request_table import RequestTable
 from tandem.engine.worker.inputs import StepStager
 from tandem.engine.worker.kv_cache import KVCacheMemory
 from tandem.engine.worker.staging import StepShape
+from tandem.engine.worker.vectors import VectorStage
 from tandem.protocol.embeds import PLACEHOLDER
 from tandem.protocol.errors import InvalidParameter, RefusalCode
 from tandem.protocol.ids import RequestKey
@@ -44,8 +45,7 @@ def test_the_tables_rows_give_the_tokens_of_ids(name):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("caching", [False, True])
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(("caching", "overlap"), [(False, False), (True, True)])
 def test_mixed_batches_chunks_and_preemptions(monkeypatch, caching, overlap):
     """Beside prompts of ids, in chunks that end within blocks, and computed again where blocks
     were too few."""
@@ -271,23 +271,28 @@ def test_bytes_that_live_here_are_bounded():
     made.run()
 
 
-def test_steps_with_vectors_run_beside_graphs():
-    """A step that computes positions of a prompt of vectors is padded to no graph's shape; those
-    that decode behind it are."""
+@pytest.mark.parametrize("staged", [False, True])
+def test_steps_with_vectors_run_in_graphs_that_read_them(staged):
+    """Beside a padded decode, then prompts of ids at the same places. Without a stage for vectors
+    only decodes are padded."""
     driver = Driver(FOLDER, num_blocks=120, max_num_seqs=8)
-    runner = driver.runner
-    runner.kv_cache = KVCacheMemory(driver.config.layer_groups, 120, torch.device("cpu"), spare=1)
-    runner.stager = StepStager(
-        runner.batch, torch.device("cpu"), max_tokens=600, max_len=512, spare_block=120
-    )
-    graphs = Uncaptured(runner)
-    graphs.offer([StepShape(4, 0, 0), StepShape(0, 128, 8)])
-    runner.graphs = graphs
-    seqs = [driver.add(PROMPTS[0]), driver.add(PROMPTS[1], embeds=embeds_for(FOLDER, PROMPTS[1]))]
-    assert driver.generate(seqs, 6, budget=100) == [
-        judged("llama", prompt, 6)[0] for prompt in PROMPTS[:2]
-    ]
-    assert set(graphs.replayed) == {StepShape(4, 0, 0)}
+    runner, device = driver.runner, torch.device("cpu")
+    runner.kv_cache = KVCacheMemory(driver.config.layer_groups, 120, device, spare=1)
+    runner.stager = StepStager(runner.batch, device, max_tokens=600, max_len=512, spare_block=120)
+    runner.vectors = VectorStage(128, driver.config.facts.hidden_size, device) if staged else None
+    graphs = runner.graphs = Uncaptured(runner)
+    shapes = [StepShape(4, 0, 0), StepShape(0, 128, 8), StepShape(4, 124, 8)]
+    graphs.offer(shapes)
+    for vectors in (True, False):
+        embeds = embeds_for(FOLDER, PROMPTS[1]) if vectors else None
+        seqs = [driver.add(PROMPTS[0]), driver.add(PROMPTS[1], embeds=embeds)]
+        assert driver.generate(seqs, 6, budget=100) == [
+            judged("llama", prompt, 6)[0] for prompt in PROMPTS[:2]
+        ]
+        if vectors:
+            assert set(graphs.replayed) == set(shapes if staged else shapes[:1])
+        for seq in seqs:
+            driver.drop(seq)
 
 
 @pytest.mark.nightly

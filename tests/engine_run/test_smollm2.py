@@ -8,7 +8,7 @@ pytestmark = pytest.mark.full
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize("block_size", [16, pytest.param(64, marks=pytest.mark.nightly)])
 def test_smollm2_draws_the_reference_tokens(smollm2, block_size):
     """Prompts of mixed lengths in one batch, in odd chunks, give transformers' greedy tokens."""
     driver = Driver(smollm2, block_size=block_size, num_blocks=4096 // block_size)

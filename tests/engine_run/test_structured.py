@@ -215,16 +215,3 @@ def test_a_wrong_expression_is_refused_by_name(llm: LLM):
         with pytest.raises(RequestRefused, match=words):
             llm.chat(CHAT, SamplingParams(**asked(regex=regex)), use_tqdm=False)
     assert llm.chat(CHAT, SamplingParams(**asked(choice=["ok"])), use_tqdm=False)[0].outputs
-
-
-@pytest.mark.full
-@pytest.mark.slow
-def test_plans_cross_to_another_process_with_their_masks(small: Path):
-    """A rank of its own process gives the same answers."""
-    settings: dict[str, Any] = {"max_model_len": 512, "num_gpu_blocks_override": 64}
-    settings |= {"device": "cpu", "distributed_executor_backend": "mp"}
-    params = SamplingParams(temperature=1.0, seed=2, n=2, **asked(regex=r"\d{3}-\d{4}"))
-    with time_for_grammars(), LLM(str(small), **settings) as llm:
-        output = llm.chat(CHAT, params, use_tqdm=False)[0]
-
-    assert all(re.fullmatch(r"\d{3}-\d{4}", each.text) for each in output.outputs)

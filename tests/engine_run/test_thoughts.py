@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.engine_plan.drafting import Drafter, guesses
 from tests.engine_run.cpu_engine import CPUEngine
+from tests.engine_run.drafting import Guesses, guess
 from tests.engine_run.sample_builders import Row, random_logits, tokens_of
-from tests.engine_run.test_drafts import engine, step
+from tests.engine_run.test_drafts import DRAFTS, engine, told_by
 from tests.engine_run.thinkers import thinker_of
 from tests.engine_run.tiny_models import folder_of
 
@@ -113,16 +113,12 @@ def test_drafts_do_not_go_past_a_budget() -> None:
     spoken = engine()
     key = spoken.add(PROMPTS[0], 12, params(5, temperature=0.0, logit_bias={CLOSE: -100.0}))
     plain = spoken.run()[key.request]
-    drafted = engine()
-    key = drafted.add(PROMPTS[0], 12, params(5, temperature=0.0, logit_bias={CLOSE: -100.0}))
-    guess = guesses({key.request: plain}, most=4, wrong_every=9, vocab=320)
-    drafter: Drafter = Drafter(drafted.core)
-    tokens: list[int] = []
-    while drafted.core.has_work:
-        drafter.propose(guess)
-        tokens += [token for each in step(drafted) for token in each.token_ids]
-    assert tokens == plain
-    assert drafter.taken > 0
+    drafted = engine(speculative_config=DRAFTS, async_scheduling=True)
+    drafted.add(PROMPTS[0], 12, params(5, temperature=0.0, logit_bias={CLOSE: -100.0}))
+    guess(drafted, Guesses([(PROMPTS[0], plain)], wrong_every=9))
+    tokens, _, accepted = told_by(drafted)
+    assert tokens == {key.request: plain}
+    assert accepted > 0
     assert close_at(plain) == 5
 
 

@@ -118,17 +118,13 @@ def check_cuts(
     return whole
 
 
-STREAMS = [
-    10,
-    pytest.param(50, marks=pytest.mark.full),
-    pytest.param(200, marks=pytest.mark.nightly),
-]
+STREAMS = [10, pytest.param(200, marks=pytest.mark.nightly)]
 SEEN_THROUGH = 4
 """Streams that are cut at every place; of the others, each is cut at one place in thirteen."""
 
 
 def places(number: int, streams: int) -> slice:
-    if number < SEEN_THROUGH or streams > 50:
+    if number < SEEN_THROUGH or streams > 10:
         return slice(1, None)
     return slice(1 + number % 13, None, 13)
 

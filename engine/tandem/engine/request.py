@@ -213,9 +213,11 @@ class Request:
         "num_computed",
         "num_generated",
         "num_output_placeholders",
+        "num_pending_drafts",
         "num_preemptions",
         "num_prefill",
         "num_prompt",
+        "num_proposed",
         "on_rank",
         "order",
         "own_choice",
@@ -261,11 +263,10 @@ class Request:
         self.token_ids = token_ids
         """Prompt, forced and generated tokens known to the host."""
         self.num_prefill = len(token_ids)
-        self.num_generated = 0
-        self.num_computed = 0
-        """Tokens whose KV is written once all planned steps are done."""
+        self.num_generated = self.num_computed = 0
+        """Tokens whose KV is written once all planned steps are done, if they accept all drafts."""
         self.num_output_placeholders = 0
-        """Tokens that planned steps will sample."""
+        """Tokens that planned steps will sample, accepted drafts included."""
         self.max_len = max_len
         """Tokens of prompt and output at which it ends by length."""
         ends_with_first = len(self.choices) != 1 or isinstance(group.source.kv, Produce)
@@ -287,8 +288,9 @@ class Request:
         to the prefix cache."""
         self.cache_due = sys.maxsize
         """Tokens at which one more block can be cached."""
-        self.num_announced = 0
-        """Prompt tokens reported to the connector."""
+        self.num_announced = self.num_pending_drafts = self.num_proposed = 0
+        """Prompt tokens reported to the connector; drafts in planned steps; drafts that ranks have
+        proposed since they have its row."""
         # Choices without a seat after their prompt count as preempted, too.
         self.num_preemptions, self.preempted_for_tenant = 0, False
         self.state = RequestState.WAITING

@@ -4,7 +4,6 @@ A rank keeps a row per sequence (``InputBatch``) with the tokens it sampled, so 
 may be planned before the host knows them.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NewType
 
@@ -90,7 +89,8 @@ class StepRow(msgspec.Struct, frozen=True, gc=False):
 
     seq: SeqId
     num_computed: int
-    """Tokens whose KV is in the cache before the step; also the position of its first token."""
+    """Tokens whose KV is in the cache before the step; also the position of its first token. After
+    drafts in flight the maximum: ranks know the number."""
     num_scheduled_tokens: int
     """Tokens to compute in the step, at least 1."""
     new_block_ids: NewBlocks = ()
@@ -101,27 +101,14 @@ class StepRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class SpecTokens(msgspec.Struct, frozen=True, gc=False):
-    """Tokens of a row after its first sampled position. The row samples there and at each of
-    them."""
+    """Row that also samples at the positions before its last: one for each of these tokens."""
 
     seq: SeqId
-    draft_token_ids: tuple[int, ...]
-    """Tokens of the row's last positions, at least one."""
-    forced: bool = False
-    """True: emitted tokens, which are kept in any case. False: proposals, which follow the last
-    known token."""
-
-    def kept(self, sampled: Sequence[int]) -> tuple[int, ...]:
-        """Return the sampled tokens that extend the output: the drafts sampled equal, and the token
-        after them."""
-        if self.forced:
-            return (sampled[-1],)
-        accepted = 0
-        for draft, token in zip(self.draft_token_ids, sampled, strict=False):
-            if draft != token:
-                break
-            accepted += 1
-        return tuple(sampled[: accepted + 1])
+    num_tokens: int
+    """Last tokens of the row, at least one, each of which follows a sampled position."""
+    emitted: tuple[int, ...] = ()
+    """These tokens, if a resumed request has emitted them: they are kept in any case. Empty: drafts
+    that the ranks have proposed, which are kept if they are sampled."""
 
 
 class TokenMasks(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
@@ -172,11 +159,16 @@ class Sampled(msgspec.Struct, frozen=True, gc=False):
 
 
 class DraftSampled(msgspec.Struct, frozen=True, gc=False):
-    """Samples of a row with drafts: the tokens that its ``SpecTokens`` keeps."""
+    """Samples of a row with ``SpecTokens``: accepted drafts and one token more, or of emitted
+    tokens the one after them."""
 
     sampled: Sampled
+    num_tokens: int
+    """As in its ``SpecTokens``."""
+    num_drafts: int = 0
+    """Drafts that the ranks had for the row, at most ``num_tokens``."""
     replayed: tuple[int, ...] = ()
-    """Tokens sampled at the positions of the forced drafts, parallel to these."""
+    """Tokens sampled at the positions of emitted ones, parallel to these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +189,9 @@ class ModelRunnerOutput:
     pooled: dict[SeqId, bytes] = field(default_factory=dict)
     """Vectors of pooled prompts that ended in the step: see ``PooledOutput.values``."""
     drafted: tuple[DraftSampled, ...] = ()
-    """Samples of rows with drafts, which are not in ``sampled``."""
+    """Samples of rows with ``SpecTokens``, which are not in ``sampled``."""
+    num_proposed: dict[SeqId, int] = field(default_factory=dict)
+    """Drafts for the next step of each row that sampled, if drafts are proposed."""
 
 
 class FenceDone:

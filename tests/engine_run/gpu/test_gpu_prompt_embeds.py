@@ -41,8 +41,8 @@ def add_embeds(engine: GPUEngine, name: str, prompt: list[int], count: int) -> s
 
 @pytest.mark.parametrize("caching", [False, True])
 def test_the_tables_rows_give_the_tokens_of_ids(caching: bool) -> None:
-    """In chunks, beside prompts of ids and their decodes, in steps that no graph holds; again from
-    the prefix cache where there is one."""
+    """In chunks of graphs, beside prompts of ids and their decodes; again from the prefix cache if
+    there is one."""
     settings = {"dtype": "float32", "enable_prefix_caching": caching, **SMALL}
     engine = GPUEngine(FOLDER, enable_prompt_embeds=True, **settings)
     want = engine.generate(PROMPTS, 12)

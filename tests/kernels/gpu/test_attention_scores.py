@@ -17,7 +17,10 @@ BACKENDS = [Backend.TRITON, pytest.param(Backend.GLUON, marks=pytest.mark.skipif
 ERROR = {torch.bfloat16: 8e-3, torch.float16: 1.5e-3, torch.float32: 3e-6}
 PAGE = size(64, 16)
 DIM = size(64, 16)
-HEAD_SIZES = [32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512]
+HEAD_SIZES = size([32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512], [32, 80, 512])
+DECODE_WINDOWS = size([1, PAGE - 3, PAGE, PAGE + 1, 3 * PAGE - 2, 100 * PAGE], [1, 3 * PAGE - 2])
+CHUNK_WINDOWS = size([1, PAGE - 3, PAGE, 2 * PAGE + 7, 6 * PAGE, 100 * PAGE], [1, 2 * PAGE + 7])
+RULES = [("softcap", None), ("sinks", None), ("slopes", None), ("softcap sinks slopes", PAGE + 3)]
 SHAPE = {"page": PAGE, "dim": DIM, "device": DEVICE}
 
 
@@ -35,7 +38,7 @@ def plans(case, kind):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [1, PAGE - 3, PAGE, PAGE + 1, 3 * PAGE - 2, 100 * PAGE])
+@pytest.mark.parametrize("window", DECODE_WINDOWS)
 def test_decode_attends_to_its_window_only(window, dtype, backend):
     """Lengths around the borders of pages and of the window, in one batch."""
     around = [m * PAGE + d for m in (1, 3) for d in (-1, 0, 1)]
@@ -50,7 +53,7 @@ def test_decode_attends_to_its_window_only(window, dtype, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [1, PAGE + 1])
+@pytest.mark.parametrize("window", size([1, PAGE + 1], [PAGE + 1]))
 def test_a_few_queries_a_sequence_have_a_window_each(window, dtype, backend):
     """Pages are read from the first query's window on."""
     queries = [3, 1, 4, 0, 2, 4]
@@ -63,7 +66,7 @@ def test_a_few_queries_a_sequence_have_a_window_each(window, dtype, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [1, PAGE - 3, PAGE, 2 * PAGE + 7, 6 * PAGE, 100 * PAGE])
+@pytest.mark.parametrize("window", CHUNK_WINDOWS)
 def test_chunks_attend_to_their_windows_only(window, dtype, backend):
     """Chunks after context of any length, with tiles masked at both ends or without a whole one."""
     chunks = [(70, 0), (15, 5 * PAGE + 3), (1, 3 * PAGE), (64, 6 * PAGE)]
@@ -86,10 +89,7 @@ def test_gluon_chunks_have_windows_in_pages_of_any_size(page, window, dim):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("names", "window"),
-    [("softcap", None), ("sinks", None), ("slopes", None), ("softcap sinks slopes", PAGE + 3)],
-)
+@pytest.mark.parametrize(("names", "window"), size(RULES, RULES[-1:]))
 def test_caps_sinks_and_slopes_are_those_of_float64(names, window, dtype):
     """Of decodes, short chunks and long ones; a sink counts once in a pair that is cut."""
     scores = score_cases.rules(names, window=window, device=DEVICE)

@@ -38,7 +38,7 @@ def _told(name, found):
             Setup(num_blocks=2, faults=ALL_FAULTS),
             1,
             80_000,
-            marks=pytest.mark.full,
+            marks=pytest.mark.nightly,
             id="two parts, one fault",
         ),
         pytest.param(

@@ -83,6 +83,7 @@ def _holds(setup, faults, at_least, *, whole=True):
         pytest.param(
             Setup(num_blocks=2, kinds=_THREE[:2], direct=True, brisk=True, faults=_LINKS[:1]),
             20_000,
+            marks=pytest.mark.nightly,
             id="two groups copied, P restarts",
         ),
     ],

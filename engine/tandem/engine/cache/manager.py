@@ -207,7 +207,7 @@ class KVCacheManager:
         that left a window. Return the new ones, or None if there are too few."""
         if self._is_plain:
             return self._grow_plain(request, num_tokens)
-        computed = request.num_computed
+        computed = request.num_computed - request.num_pending_drafts
         self._leave_windows(request, computed)
         needs = [
             max(0, group.num_held(num_tokens, computed) - len(table))

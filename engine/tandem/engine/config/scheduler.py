@@ -134,6 +134,12 @@ class SchedulerConfig:
         return 0 if self.lookup is None else self.lookup.num_speculative_tokens
 
     @property
+    def max_pending_tokens(self) -> int:
+        """Return the most tokens of a sequence in the steps in flight and the next one, of which
+        results may keep fewer."""
+        return max(self.max_num_batched_tokens, 3 * (1 + self.num_speculative_tokens))
+
+    @property
     def max_num_samples(self) -> int:
         """Return the most rows of logits of a step without resumed requests."""
         drafted = min(self.max_num_seqs, MOST_DRAFTED_SEQS)

@@ -141,7 +141,7 @@ class EngineCore:
             capacity.num_blocks,
             layout.block_size,
             groups=layout.groups,
-            max_chunk=config.scheduler.max_num_batched_tokens,
+            max_chunk=config.scheduler.max_pending_tokens,
             enable_caching=config.enable_prefix_caching,
             watermark=config.scheduler.watermark,
         )

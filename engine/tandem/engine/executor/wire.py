@@ -96,6 +96,7 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
     transfers: TransferReport | None = None
     pooled: dict[SeqId, bytes] = {}
     drafted: tuple[DraftSampled, ...] = ()
+    num_proposed: dict[SeqId, int] = {}
 
     @classmethod
     def of(cls, output: ModelRunnerOutput) -> StepResult:
@@ -108,6 +109,7 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
             output.transfers,
             output.pooled,
             output.drafted,
+            output.num_proposed,
         )
 
     def output(self) -> ModelRunnerOutput:
@@ -119,6 +121,7 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
             self.transfers,
             self.pooled,
             self.drafted,
+            self.num_proposed,
         )
 
 

@@ -1,6 +1,19 @@
 """Model families by the architecture that config.json names."""
 
-from tandem.engine.models.base import CausalModel, EmbeddedTokens, LastLayersQueued, StepContext
+from tandem.engine.models.base import (
+    CausalModel,
+    EmbeddedTokens,
+    LastLayersQueued,
+    StagedVectors,
+    StepContext,
+)
 from tandem.engine.models.registry import load_model
 
-__all__ = ["CausalModel", "EmbeddedTokens", "LastLayersQueued", "StepContext", "load_model"]
+__all__ = [
+    "CausalModel",
+    "EmbeddedTokens",
+    "LastLayersQueued",
+    "StagedVectors",
+    "StepContext",
+    "load_model",
+]

@@ -31,6 +31,20 @@ class EmbeddedTokens:
         stream.index_copy_(0, self.index, rows)
 
 
+@dataclass(frozen=True, slots=True)
+class StagedVectors:
+    """Vectors at the addresses that a CUDA graph reads, for any tokens of its class."""
+
+    present: Tensor
+    """bool [tokens, 1]."""
+    vectors: Tensor
+    """float32 [tokens, hidden]."""
+
+    def put(self, stream: Tensor) -> None:
+        """See ``EmbeddedTokens.put``."""
+        torch.where(self.present, self.vectors.to(stream.dtype), stream, out=stream)
+
+
 class LastLayersQueued(NamedTuple):
     """Callback for when all but the last layers of a step are queued."""
 
@@ -57,7 +71,7 @@ class StepContext:
     states float32 [num_blocks, heads, numbers]."""
     token_types: Tensor | None = None
     """Token types, int64 [tokens]; None if all are 0, or the model has no types."""
-    embedded: EmbeddedTokens | None = None
+    embedded: EmbeddedTokens | StagedVectors | None = None
     """Tokens with vectors, for decoders; None if every token has an id."""
     on_last_layers: LastLayersQueued | None = None
     """Callback of decoders."""

@@ -210,6 +210,12 @@ class SamplingBatch:
             return True
         return rules is not None and rules.looks_back
 
+    def needs_position(self, row: int, least: int) -> bool:
+        """Return whether rules of the row depend on its tokens, or on its output position if it is
+        at least ``least``."""
+        rules = self.rules.get(row)
+        return self.looks_back(row) or (rules is not None and rules.holds_back_end(least))
+
     def rules_at(self, row: int, position: int) -> RowRules | None:
         rules = self.rules.get(row)
         if self.ahead:

@@ -84,7 +84,7 @@ def keep_allowed(logits: Tensor, rules: Sequence[RowRules | None]) -> None:
     if few:
         places = pairs_of(list(few), list(few.values()), logits.device)
         kept = logits[places].clamp(min=LOWEST)
-        logits[index_on(list(few), logits.device)] = -math.inf
+        logits.index_fill_(0, index_on(list(few), logits.device), -math.inf)
         logits[places] = kept
     many = {row: each for row, each in allowed.items() if not each.are_few}
     if many:
@@ -103,7 +103,9 @@ def _forbid(logits: Tensor, rows: Sequence[int], tokens: Sequence[Tensor]) -> No
     index = index_on(rows, logits.device)
     best = logits[index].argmax(-1)
     value = logits[index, best]
-    logits[pairs_of(rows, tokens, logits.device)] = -math.inf
+    # A tensor of the device, as a number would be copied to it, which waits for all steps.
+    lowest = logits.new_full((), -math.inf)
+    logits[pairs_of(rows, tokens, logits.device)] = lowest
     empty = logits[index].amax(-1) == -math.inf
     logits[index, best] = torch.where(empty, value, logits[index, best])
 

@@ -76,6 +76,8 @@ class _Step(NamedTuple):
     """Row of the batch."""
     positions: Numbers
     draws: Draws
+    drawn_at: Tensor | None
+    """int64: positions by which draws are made; None is ``positions``."""
 
 
 class Sampler:
@@ -93,12 +95,15 @@ class Sampler:
         rows: Sequence[int] | Numbers,
         positions: Sequence[int] | Numbers,
         choices: Sequence[Sequence[int]],
+        drawn_at: Tensor | None = None,
     ) -> SamplerOutput:
         """Draw for each choice of each row; ``logits`` are not written to.
 
         ``logits`` are raw float32, bfloat16 or float16 [rows, at least the vocabulary]. ``rows``
         (of the batch), ``positions`` (output positions from 0) and ``choices`` are parallel to
-        them. ``batch`` must have every emitted token of rows that ``need_tokens``.
+        them. ``batch`` must have every emitted token of rows that ``need_tokens``. ``drawn_at``
+        (int64, on the device) are the positions if the host may not know them; those of rows with
+        rules that depend on a position are exact in any case.
         """
         step = _Step(
             logits[:, : self.vocab_size],
@@ -106,6 +111,7 @@ class Sampler:
             np.asarray(rows, dtype=np.int64),
             np.asarray(positions, dtype=np.int64),
             Draws.of(choices),
+            drawn_at,
         )
         token_ids = _choose(step)
         return SamplerOutput(token_ids, _score(step, token_ids))
@@ -201,6 +207,8 @@ def _draw(step: _Step, part: Numbers, *, keep_all: bool) -> Tensor:
     rows, positions = step.rows[part], step.positions[part]
     numbers = np.stack((rows[local], step.draws.choices[draws], positions[local]))
     wanted = index_on(numbers, device)
+    if step.drawn_at is not None:
+        wanted[2] = step.drawn_at[index_on(part[local], device)]
     columns = step.batch.drawing_on(device)
     if step.draws.one_a_row:
         asked, owners = wanted[0], counting(len(part), device)

@@ -8,89 +8,17 @@ mask is made.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
 
-from tandem.engine.cache.manager import KVCacheManager
-from tandem.engine.config.speculative import MOST_DRAFTS
-from tandem.engine.request import Request, RequestState
-from tandem.engine.step import NewBlocks, SeqId, StepRow, TokenMasks
+from tandem.engine.request import Request
+from tandem.engine.step import SeqId, StepRow, TokenMasks
 from tandem.protocol.errors import Refusal, TandemError
-
-
-class Held(NamedTuple):
-    """Sequence whose drafts are in the step that is being planned."""
-
-    request: Request
-    draft_token_ids: tuple[int, ...]
-    new_block_ids: NewBlocks
-
-
-class Drafts:
-    """Drafts that are proposed and not yet planned."""
-
-    def __init__(self, *, has_states: bool = False) -> None:
-        """``has_states``: rejected drafts would stay in recurrent states, so none are taken."""
-        self._has_states = has_states
-        self._proposed: dict[SeqId, tuple[Request, tuple[int, ...]]] = {}
-
-    def __len__(self) -> int:
-        return len(self._proposed)
-
-    def propose(self, request: Request, token_ids: Sequence[int]) -> bool:
-        """Have the next step check ``token_ids`` (at least one) after the last token, which a step
-        in flight may still sample.
-
-        Return False and do nothing unless the sequence decodes, none of its drafts is in flight, it
-        does not end sooner, and its tokens are unconstrained.
-        """
-        decodes = request.state is RequestState.RUNNING and request.num_generated > 0
-        settled = request.plan_limit > 0 and request.num_uncomputed == 1
-        tokens = tuple(token_ids[: max(0, request.max_len - request.num_tokens - 1)])
-        free = draws_several(request) and request.seq not in self._proposed
-        free = free and not self._has_states
-        if not (decodes and settled and free and tokens):
-            return False
-        request.plan_limit = 0
-        self._proposed[request.seq] = request, tokens
-        return True
-
-    def drop(self, request: Request) -> None:
-        if self._proposed.pop(request.seq, None) is not None:
-            release(request)
-
-    def take(self, manager: KVCacheManager, budget: int) -> Iterator[Held]:
-        """Yield drafts of the coming step with blocks, at most ``budget`` tokens. Drafts without
-        free blocks are dropped."""
-        left = MOST_DRAFTS
-        for request, tokens in list(self._proposed.values()):
-            known = request.num_tokens
-            tokens = tokens[: max(0, min(budget - 1, left))]
-            added = manager.grow(request, known + len(tokens)) if tokens else None
-            if added is None:
-                self.drop(request)
-                continue
-            budget -= 1 + len(tokens)
-            left -= len(tokens)
-            yield Held(request, tokens, added)
-
-    def planned(self, held: Sequence[Held]) -> Iterator[Held]:
-        """Yield the drafts of ``held`` that still have their blocks; they are no longer
-        proposed."""
-        for each in held:
-            if self._proposed.pop(each.request.seq, None) is not None:
-                yield each
 
 
 def draws_several(request: Request) -> bool:
     """Return whether a row may sample at several positions. Grammars and logits processors handle
     one."""
     return request.constraint is None and not request.group.source.params.extra_args
-
-
-def release(request: Request) -> None:
-    """Plan the sequence as usual again."""
-    request.plan_limit = request.max_len
 
 
 IDLE_WAIT_SECONDS = 0.005

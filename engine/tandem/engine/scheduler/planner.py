@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from operator import add
 
 from tandem.engine.config.scheduler import MOST_REPLAYED, SchedulerConfig
+from tandem.engine.config.speculative import MOST_DRAFTS
 from tandem.engine.request import Request
 from tandem.engine.scheduler.connector import InStepConnector
-from tandem.engine.scheduler.constrained import Held, draws_several
-from tandem.engine.scheduler.drafter import NgramDrafter
+from tandem.engine.scheduler.constrained import draws_several
+from tandem.engine.scheduler.drafter import Drafter
 from tandem.engine.scheduler.remote import RemoteKV, Way
 from tandem.engine.scheduler.request_table import RequestTable
 from tandem.engine.scheduler.stats import note_preemption
@@ -120,7 +122,6 @@ class StepBuilder:
         "prompts",
         "replays_left",
         "room",
-        "waits",
     )
 
     def __init__(self, budget: int) -> None:
@@ -139,8 +140,6 @@ class StepBuilder:
         """Sequences with one more full block to cache once the plan is final."""
         self.drafts: list[SpecTokens] = []
         self.replays_left = MOST_REPLAYED
-        self.waits = False
-        """Whether nothing is planned before a result."""
         self.is_short = False
         """Whether a prompt's chunk found too few blocks for its window."""
         self.parts: dict[str, int] | None = None
@@ -159,6 +158,7 @@ class Planner:
         measured: MeasuredSteps | None = None,
         padding: Padding | None = None,
         *,
+        drafter: Drafter | None = None,
         computes_whole: bool = False,
     ) -> None:
         """``measured`` and ``padding`` are used for ``max_itl_ms``; ``computes_whole``: no prompt
@@ -175,26 +175,17 @@ class Planner:
         self._chunks = Chunks(config)
         self._max_num_seqs = config.max_num_seqs
         self._replay = config.replay_check_tokens
-        self._drafter: NgramDrafter | None = None
-        if config.lookup is not None:
-            self._drafter = NgramDrafter(config.lookup, request_table.drafts)
+        self._drafter = drafter
         self._computes_whole = computes_whole
         self._now = 0.0
 
     def start_step(self, now: float) -> StepBuilder:
         self._now = now
         builder = StepBuilder(self._budget)
-        running = self._request_table.running
-        if self._drafter is not None and self._drafter.waits(running):
-            builder.waits = True
-            return builder
         shares = self._share()
-        if self._drafter is not None:
-            self._drafter.propose(running)
-        held = self._hold_drafted(builder) if self._request_table.drafts else ()
         prompts, preempted = self._schedule_decodes(builder)
-        if held:
-            self._schedule_drafted(builder, held)
+        if self._drafter is not None:
+            self._add_drafts(builder, self._drafter)
         if not self._computes_whole:
             if self._is_shared(prompts):
                 builder.budget = self._short_budget(builder)
@@ -259,8 +250,6 @@ class Planner:
         return manager.can_start(hits, len(request.token_ids), keep_spare=request_table.busy)
 
     def finish_step(self, builder: StepBuilder, step: int) -> SchedulerOutput | None:
-        if builder.waits:
-            return None
         idle = not builder.decodes and not builder.prompts
         transfers = None
         if self._in_step is not None:
@@ -353,26 +342,46 @@ class Planner:
         fitting = steps.prompt_tokens_within(decode_batch, seconds, 2 * self._budget)
         return StepRoom(self._padding, decode_batch.streams, fitting, steps.steepness)
 
-    def _hold_drafted(self, builder: StepBuilder) -> list[Held]:
-        held = list(self._request_table.drafts.take(self._manager, builder.budget - 1))
-        builder.budget -= sum(1 + len(each.draft_token_ids) for each in held)
-        return held
-
-    def _schedule_drafted(self, builder: StepBuilder, held: Sequence[Held]) -> None:
-        """Plan rows of several tokens for ``held``, after the decodes. ``num_computed`` advances by
-        the token before the drafts; ``Updater`` adds the rest."""
-        for request, tokens, added in self._request_table.drafts.planned(held):
-            if not request.on_rank:
-                added = self._introduce(builder, request)
-            computed, count = request.num_computed, 1 + len(tokens)
-            builder.prompts.append(StepRow(request.seq, computed, count, added, request.choices))
-            builder.drafts.append(SpecTokens(request.seq, tokens))
-            request.num_computed = computed + 1
-            request.num_output_placeholders += 1
-            if computed + 1 >= request.cache_due:
-                builder.due.append(request)
+    def _add_drafts(self, builder: StepBuilder, drafter: Drafter) -> None:
+        """Have decodes verify drafts, too, in the step's free tokens and blocks. Until the result,
+        all counts of tokens are those if every draft is accepted."""
+        most, by_seq = drafter.begin_step(len(builder.decodes)), self._request_table.by_seq
+        if not most:
+            return
+        left, decodes = min(MOST_DRAFTS, builder.budget - 1), builder.decodes
+        builder.decodes = []
+        for row in decodes:
+            request = by_seq[row.seq]
+            count = min(most, left, request.plan_limit - request.num_tokens)
+            added = None
+            if count > 0 and drafter.is_due(request):
+                added = self._grow_for_drafts(request, count)
+            if added is None:
+                builder.decodes.append(row)
+                continue
+            blocks = row.new_block_ids
+            if added:
+                blocks = tuple(map(add, blocks, added)) if blocks else added
+            drafted = StepRow(row.seq, row.num_computed, 1 + count, blocks, row.sample_choices)
+            builder.prompts.append(drafted)
+            builder.drafts.append(SpecTokens(row.seq, count))
             builder.num_tokens += count
-            self._request_table.stats.draft_tokens += len(tokens)
+            builder.budget -= count
+            left -= count
+
+    def _grow_for_drafts(self, request: Request, count: int) -> NewBlocks | None:
+        """Count ``count`` drafts of a planned row as pending. Return new blocks for them, or None
+        if there are too few."""
+        request.num_pending_drafts += count
+        end, added = request.num_computed + count, None
+        if end > request.capacity:
+            added = self._manager.grow(request, end)
+        if end > request.capacity:
+            request.num_pending_drafts -= count
+            return None
+        request.num_computed = end
+        request.num_output_placeholders += count
+        return added if added is not None else ()
 
     def _make_room(self, running: list[Request], index: int) -> NewBlocks | None:
         """Return blocks for ``running[index]``, taken from those after it; None if it was
@@ -461,7 +470,7 @@ class Planner:
         bounded = request.group.source.params.thinking is not None
         if count > 0 and not bounded and draws_several(request):
             tokens = tuple(request.token_ids[-count:])
-            builder.drafts.append(SpecTokens(request.seq, tokens, forced=True))
+            builder.drafts.append(SpecTokens(request.seq, count, tokens))
             builder.replays_left -= count
 
     def _schedule_waiting(self, builder: StepBuilder, now: float) -> None:
@@ -525,7 +534,7 @@ class Planner:
 
     def _introduce(self, builder: StepBuilder, request: Request) -> NewBlocks:
         builder.new.append(request.as_new())
-        request.on_rank = True
+        request.on_rank, request.num_proposed = True, 0
         return ()
 
 

@@ -22,7 +22,7 @@ from tandem.engine.request import (
     RequestState,
 )
 from tandem.engine.scheduler.connector import Hold, KVConnector
-from tandem.engine.scheduler.constrained import Constrained, Drafts
+from tandem.engine.scheduler.constrained import Constrained
 from tandem.engine.scheduler.gates import Gates
 from tandem.engine.scheduler.stats import FinishedRecord, StepStats, closed
 from tandem.engine.step import SeqId
@@ -271,7 +271,6 @@ class RequestTable:
         self.gates = gates if gates is not None else Gates()
         has_states = bool(manager.groups.states)
         self.constrained = Constrained(has_states=has_states)
-        self.drafts = Drafts(has_states=has_states)
         self.stats = StepStats()
         self.groups: dict[RequestKey, RequestGroup] = {}
         self.tenants: Counter[str] = Counter()
@@ -359,8 +358,6 @@ class RequestTable:
     def queue_again(self, request: Request) -> None:
         """Queue a sequence that has no place to be computed again, without its blocks if it has
         any."""
-        if self.drafts:
-            self.drafts.drop(request)
         self.manager.cache_full(request)
         self.manager.free(request)
         request.state = RequestState.PREEMPTED
@@ -375,8 +372,6 @@ class RequestTable:
         if request.state is RequestState.RUNNING:
             self._left_running = True
             self.manager.cache_full(request)
-        if self.drafts:
-            self.drafts.drop(request)
         self.waiting.discard(request)
         self.parked.discard(request)
         self.loading.pop(request.seq, None)

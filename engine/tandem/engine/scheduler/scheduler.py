@@ -32,6 +32,7 @@ from tandem.engine.scheduler.admission import (
 from tandem.engine.scheduler.connector import InStepConnector, KVConnector
 from tandem.engine.scheduler.connectors import compose
 from tandem.engine.scheduler.constrained import IDLE_WAIT_SECONDS, Ending
+from tandem.engine.scheduler.drafter import Drafter
 from tandem.engine.scheduler.gates import Gates
 from tandem.engine.scheduler.planner import Planner
 from tandem.engine.scheduler.remote import RemoteKV
@@ -119,7 +120,9 @@ class Scheduler:
             manager, self.outbox, connector=connector, gates=Gates(gates)
         )
         seats = config.max_num_seqs
-        self._updater = Updater(self.request_table, max_num_seqs=seats)
+        drafts = config.num_speculative_tokens
+        drafter = Drafter(drafts) if drafts else None
+        self._updater = Updater(self.request_table, max_num_seqs=seats, drafter=drafter)
         self._remote: RemoteKV | None = None
         if connector is not None:
             self._remote = RemoteKV(
@@ -138,6 +141,7 @@ class Scheduler:
             self._in_step,
             self.measured,
             self.padding,
+            drafter=drafter,
             computes_whole=limits.computes_whole,
         )
         self._fingerprint = fingerprint

@@ -6,12 +6,12 @@ its token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import repeat
 from operator import eq, sub
 
 from tandem.engine.request import Request, RequestState
-from tandem.engine.scheduler.constrained import release
+from tandem.engine.scheduler.drafter import Drafter
 from tandem.engine.scheduler.request_table import HANDED_OVER, RequestTable
 from tandem.engine.scheduler.stats import note_chunk
 from tandem.engine.step import DraftSampled, ModelRunnerOutput, Sampled, SeqId
@@ -36,8 +36,11 @@ Chunk = tuple[Request, int, int, int]
 class Updater:
     """Applies tokens; the only place where sequences grow."""
 
-    def __init__(self, request_table: RequestTable, *, max_num_seqs: int) -> None:
+    def __init__(
+        self, request_table: RequestTable, *, max_num_seqs: int, drafter: Drafter | None = None
+    ) -> None:
         self._request_table = request_table
+        self._drafter = drafter
         self._max_num_seqs = max_num_seqs
 
     def update_from_output(
@@ -99,8 +102,18 @@ class Updater:
                 request_table.let_go(request, finish.reason, now)
         request_table.stats.generated_tokens += len(earlier)
         request_table.stats.token_gaps.update(map(sub, repeat(now), earlier))
-        for each in output.drafted:
+        if output.drafted or output.num_proposed:
+            self._update_drafts(output.drafted, output.num_proposed, now)
+
+    def _update_drafts(
+        self, drafted: Sequence[DraftSampled], num_proposed: Mapping[SeqId, int], now: float
+    ) -> None:
+        for each in drafted:
             self._update_drafted(each, now)
+        for seq, count in num_proposed.items():
+            request = self._request_table.by_seq.get(seq)
+            if request is not None:
+                request.num_proposed = count
 
     def announce(self, chunks: Sequence[Chunk], fence: Fence) -> None:
         """Announce KV of a step's ``chunks`` before its samples are known."""
@@ -171,12 +184,23 @@ class Updater:
             stats.replayed_tokens += len(stood)
             stats.agreed_tokens += sum(map(eq, stood, drafted.replayed))
         else:
-            release(request)
-            stats.accepted_tokens += len(sampled.token_ids[0]) - 1
+            self._settle_drafts(request, drafted)
         if request.num_generated == 0:
             self._first(request, sampled, now)
         else:
             self._take(request, sampled, now)
+
+    def _settle_drafts(self, request: Request, drafted: DraftSampled) -> None:
+        """Take back what was counted for drafts that were not accepted."""
+        accepted = len(drafted.sampled.token_ids[0]) - 1
+        request.num_pending_drafts -= drafted.num_tokens
+        request.num_output_placeholders -= drafted.num_tokens
+        if request.state is RequestState.RUNNING:
+            request.num_computed -= drafted.num_tokens - accepted
+        self._request_table.stats.draft_tokens += drafted.num_drafts
+        self._request_table.stats.accepted_tokens += accepted
+        assert self._drafter is not None, "rows with drafts are planned by a drafter"
+        self._drafter.note(request, accepted)
 
     def _take(self, request: Request, sampled: Sampled, now: float) -> None:
         """Append tokens to a running sequence, up to one that ends it; only their KV is valid."""
@@ -191,8 +215,6 @@ class Updater:
             if token in request.enders or len(token_ids) >= request.max_len:
                 finish = self._verdict(request, token, position + count)
         request.num_generated += count
-        if request.state is RequestState.RUNNING:
-            request.num_computed += count - 1
         stats.generated_tokens += count
         stats.token_gaps[now - request.last_token_at] += 1
         request.last_token_at = now

@@ -22,6 +22,7 @@ from tandem.engine.worker.profile import (
 )
 from tandem.engine.worker.runner import ModelRunner
 from tandem.engine.worker.staging import StepShape
+from tandem.engine.worker.vectors import VectorStage
 from tandem.kernels import Backend
 from tandem.kernels.attention.batch import in_tiles
 from tandem.memory.device import DeviceMemoryError, MappedAllocator
@@ -100,6 +101,12 @@ def capture(config: EngineConfig, runner: ModelRunner) -> None:
 
     shapes = _shapes(config)
     runner.batch.sampling.bounds = bounds = _bounds(config, runner.stager.device)
+    if runner.drafts is not None:
+        inputs = runner.stager.stage_nothing(StepShape(1, 0, 0))
+        runner.drafts.warm(inputs, runner.stager.staging.last_tokens)
+    if shapes and config.model.enable_prompt_embeds:
+        most = max(each.tokens for each in shapes)
+        runner.vectors = VectorStage(most, config.facts.hidden_size, runner.stager.device)
     if shapes:
         with building_ahead(), shortened(runner):
             for shape in shapes:
@@ -121,6 +128,7 @@ def _graph_bytes(
     steps = len(shapes) * GRAPH_BYTES
     steps += activations * largest // config.scheduler.max_num_batched_tokens
     steps += 4 * config.scheduler.max_num_seqs * -(-config.facts.vocab_size // 32)  # bounds
+    steps += 4 * largest * config.facts.hidden_size * config.model.enable_prompt_embeds  # vectors
     decodes = [each.decodes for each in shapes if not each.chunks]
     if not decodes:
         return steps

@@ -180,18 +180,6 @@ class InputBatch:
                 types[at[row] + second : ends[row]] = 1
         return types
 
-    def put_drafts(self, row: int, position: int, token_ids: Sequence[int]) -> None:
-        """Set proposed tokens of the coming step from ``position`` on."""
-        end = position + len(token_ids)
-        self.reserve(end)
-        self.tokens[row, position:end] = token_ids
-
-    def note_drawn(self, seq: SeqId, token: int) -> None:
-        """Record a token sampled for ``seq`` that reached the host; ignore a dropped sequence."""
-        row = self.row_of.get(seq)
-        if row is not None:
-            self.sampling.extend(row, (token,))
-
     def reserve(self, length: int) -> None:
         if length > self.tokens.shape[1]:
             wider = np.zeros(

@@ -6,7 +6,7 @@ and chunks without queries, whose writes go to a spare block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tandem.engine.attention.base import LogitsRows, StepSequences
-from tandem.engine.models import EmbeddedTokens
-from tandem.engine.sample.transfer import index_on, on_device
 from tandem.engine.step import StepRow
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.staging import (
@@ -28,9 +26,9 @@ from tandem.engine.worker.staging import (
     StepShape,
     TableSizes,
 )
+from tandem.kernels.drafts import StepTokens
 from tandem.kernels.rotary_kv import SlotMapping
 from tandem.protocol.card import blocks_for
-from tandem.protocol.embeds import PromptEmbeds
 
 _ATTENDED = 8192
 """Earlier tokens whose attention costs as much as the rest of a token's layer."""
@@ -53,7 +51,7 @@ class StepRows:
     choices: NDArray[np.int64] | None = None
     """Choice of each row; None unless each draws for one."""
     drafted: bool = False
-    """Whether rows have drafts: several tokens of which the first may have been drawn here."""
+    """Whether rows of several tokens may begin with one that was drawn here."""
 
     @classmethod
     def of(cls, rows: Sequence[StepRow], batch: InputBatch, *, drafted: bool = False) -> StepRows:
@@ -136,6 +134,8 @@ class StepInputs:
     """int64: those of them that the head takes, in order; None is all."""
     targets: Tensor
     """int64: rows of the batch whose last token is set to the step's samples."""
+    tokens: StepTokens | None = None
+    """Inputs that the history completes; None without one."""
 
 
 class StepStager:
@@ -150,9 +150,11 @@ class StepStager:
         max_len: int,
         spare_block: int | None = None,
         whole: bool = False,
+        history: bool = False,
     ) -> None:
         """``spare_block`` takes the writes of padding; without one nothing is padded. ``whole``:
-        graphs return the states of all tokens, as an encoder's."""
+        graphs return the states of all tokens, as an encoder's. ``history``: rows of one token and
+        of drafts are completed on the device."""
         self.batch = batch
         self.whole = whole
         self.device = device
@@ -164,7 +166,7 @@ class StepStager:
             max_columns=self.columns,
             device=device,
             graphs=spare_block is not None,
-            tables=TableSizes(batch.groups, batch.states),
+            tables=TableSizes(batch.groups, batch.states, history),
         )
         self._spare = spare_block
         counted = max(max_len, max_tokens + 2 * batch.capacity) + batch.block_size
@@ -320,6 +322,25 @@ class StepStager:
         )
         return self._of(shape, fields, sequences, indices, None, targets, padded=False)
 
+    def _tokens(
+        self, shape: StepShape, fields: Fields[Tensor], sequences: StepSequences
+    ) -> StepTokens | None:
+        if not self.staging.tables.history:
+            return None
+        return StepTokens(
+            rows=fields.batch_rows,
+            lens=fields.ends_by_host,
+            chunk_starts=fields.chunk_cu_seqlens_q,
+            token_ids=fields.token_ids,
+            positions=fields.positions,
+            blocks=fields.blocks.view(self.batch.groups, shape.tokens),
+            offsets=fields.offsets,
+            seq_lens=fields.seq_lens,
+            block_tables=sequences.block_tables,
+            draws=fields.draws.view(3, shape.decodes) if not shape.chunks else fields.draws,
+            block_size=self.batch.block_size,
+        )
+
     def _of(
         self,
         shape: StepShape,
@@ -343,6 +364,7 @@ class StepStager:
             logits_indices=logits_indices,
             kept=kept,
             targets=targets,
+            tokens=self._tokens(shape, fields, sequences),
         )
 
     def _states(self, fields: Fields[Tensor], shape: StepShape) -> Tensor | None:
@@ -397,8 +419,21 @@ class StepStager:
         fields.seq_lens[:n] = lens[:n]
         if own.chunks:
             fields.seq_lens[shape.decodes : shape.decodes + own.chunks] = lens[n:]
+        if self.staging.tables.history:
+            self._fill_rows(fields, rows, shape)
         if rows.choices is not None and not shape.chunks:
             self._fill_draws(fields.draws.reshape(3, shape.decodes), rows, rows.choices)
+
+    def _fill_rows(self, fields: Fields[NDArray[Any]], rows: StepRows, shape: StepShape) -> None:
+        n, batch = rows.num_decodes, self.batch
+        ends = np.where(rows.first >= batch.lengths[rows.index], -1, rows.lens)
+        for field, numbers, padding in (
+            (fields.batch_rows, rows.index, batch.capacity),
+            (fields.ends_by_host, ends, 0),
+        ):
+            field[:] = padding
+            field[:n] = numbers[:n]
+            field[shape.decodes : shape.decodes + len(numbers) - n] = numbers[n:]
 
     def _fill_draws(
         self, draws: NDArray[np.int64], rows: StepRows, choices: NDArray[np.int64]
@@ -451,41 +486,3 @@ class StepStager:
 
 def unpadded(_: StepShape) -> None:
     """Return None: a ``Fit`` that pads nothing."""
-
-
-_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_NUMBERS: dict[str, np.dtype[Any]] = {
-    "float32": np.dtype("<i4"),
-    "float16": np.dtype("<i2"),
-    "bfloat16": np.dtype("<i2"),
-}
-"""Integers of the same width, as numpy knows no bfloat16."""
-
-
-def embedded_tokens(
-    held: Mapping[int, PromptEmbeds], rows: StepRows, device: torch.device
-) -> EmbeddedTokens | None:
-    """Return the tokens of an unpadded step that are embeddings; None if there are none.
-
-    ``held`` are prompts by row of the batch.
-    """
-    places, vectors = [], []
-    begins = (rows.ends + 1 - rows.counts).tolist()
-    columns = zip(rows.index.tolist(), rows.first.tolist(), rows.lens.tolist(), strict=True)
-    for at, (row, first, end) in zip(begins, columns, strict=True):
-        embeds = held.get(row)
-        if embeds is not None and first < embeds.num_tokens:
-            own = vectors_of(embeds, first, min(end, embeds.num_tokens))
-            vectors.append(on_device(own, device))
-            places.append(np.arange(at, at + len(own)))
-    if not places:
-        return None
-    return EmbeddedTokens(index_on(np.concatenate(places), device), vectors)
-
-
-def vectors_of(embeds: PromptEmbeds, first: int, end: int) -> Tensor:
-    """Return the vectors [positions, hidden_size] of positions [first, end), in new memory."""
-    kind = _NUMBERS[embeds.dtype]
-    numbers = np.frombuffer(embeds.rows(first, end), kind)
-    native = numbers.astype(kind.newbyteorder("="), copy=True)
-    return torch.from_numpy(native).view(_DTYPES[embeds.dtype]).view(-1, embeds.hidden_size)

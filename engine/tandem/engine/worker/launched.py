@@ -45,19 +45,26 @@ class LaunchedStep:
     """Scores of prompt positions, part by part."""
     pooled: PooledStep | None = None
     """Results of the pooled prompts that end here."""
-    note: Callable[[SeqId, int], None] | None = None
-    """Called once per token that extends an output, on the host; None if no rule looks back."""
+    note: Callable[[SeqId, Sequence[int], Tensor | None], None] | None = None
+    """Called for each row with the tokens that extend its output and the drafts proposed after
+    them, once these are on the host; None if nothing depends on them."""
     host: HostBlocks | None = None
     """Blocks in host memory whose loads the result reports."""
     for_transfers: bool = False
     """Whether the step has only transfers: its result waits for all of them."""
     drafts: Mapping[SeqId, SpecTokens] = field(default_factory=dict)
-    """Drafts of rows that also sample after each of them."""
+    """Rows that also sample at earlier positions."""
+    results: Tensor | None = None
+    """int64 [3, sampled rows] on the host, of `accept` and `lookup`; None without a history."""
+    proposed: Tensor | None = None
+    """int64 [sampled rows, most drafts] on the host: drafts for the next step."""
     awaits_masks: bool = False
     """Whether nothing is sampled yet."""
     late: frozenset[SeqId] = frozenset()
     """Sequences without masks, whose samples are discarded."""
     _known: list[int] | None = None
+    _numbers: list[list[int]] = field(default_factory=list)
+    """``results``, once known."""
 
     @property
     def fence(self) -> Fence:
@@ -77,6 +84,7 @@ class LaunchedStep:
             assert not self.awaits_masks, "a step is asked for tokens before it draws"
             self.moment.wait(seconds)
             self._known = [] if self.tokens is None else self.tokens.tolist()
+            self._numbers = [] if self.results is None else self.results.tolist()
             self._note_tokens(self._known)
         return self._known
 
@@ -99,24 +107,39 @@ class LaunchedStep:
             },
             transfers=transfers,
             pooled={} if self.pooled is None else self.pooled.as_bytes(),
+            num_proposed=dict(self._num_proposed()),
         )
 
     def _note_tokens(self, tokens: list[int]) -> None:
         if self.note is None:
             return
-        for row, at, end in self._spans():
-            if row.seq in self.late:
-                continue
-            draft = self.drafts.get(row.seq)
-            for token in tokens[at : at + 1] if draft is None else draft.kept(tokens[at:end]):
-                self.note(row.seq, token)
+        for number, (row, at, end) in enumerate(self._spans()):
+            if row.seq not in self.late:
+                drafts = None if self.proposed is None else self.proposed[number]
+                self.note(row.seq, self._kept(number, tokens[at:end]), drafts)
+
+    def _kept(self, number: int, sampled: Sequence[int]) -> Sequence[int]:
+        """Return the samples that extend the output of a row."""
+        draft = self.drafts.get(self.sampled_rows[number].seq)
+        if draft is None:
+            return sampled[:1]
+        if draft.emitted:
+            return sampled[-1:]
+        return sampled[: self._numbers[0][number] + 1]
+
+    def _num_proposed(self) -> Iterator[tuple[SeqId, int]]:
+        for row, count in zip(
+            self.sampled_rows, self._numbers[2] if self._numbers else (), strict=False
+        ):
+            if row.seq not in self.late:
+                yield row.seq, count
 
     def _spans(self) -> Iterator[tuple[StepRow, int, int]]:
         at = 0
         for row in self.sampled_rows:
             end = at + len(row.sample_choices)
             if row.seq in self.drafts:
-                end += len(self.drafts[row.seq].draft_token_ids)
+                end += self.drafts[row.seq].num_tokens
             yield row, at, end
             at = end
 
@@ -127,17 +150,21 @@ class LaunchedStep:
         if not self.drafts:
             return
         scores = self._scores()
-        for row, at, end in self._spans():
+        for number, (row, at, end) in enumerate(self._spans()):
             draft = self.drafts.get(row.seq)
             if draft is None:
                 continue
-            kept = draft.kept(tokens[at:end])
-            first = end - 1 if draft.forced else at
+            kept = tuple(self._kept(number, tokens[at:end]))
+            first = end - 1 if draft.emitted else at
             logprobs = tuple(scores[i] for i in range(first, first + len(kept)) if i in scores)
             sampled = Sampled(
                 row.seq, row.sample_choices, (kept,), (logprobs,) if logprobs else None
             )
-            yield DraftSampled(sampled, tuple(tokens[at : end - 1]) if draft.forced else ())
+            if draft.emitted:
+                replayed = tuple(tokens[at : end - 1])
+                yield DraftSampled(sampled, draft.num_tokens, replayed=replayed)
+            else:
+                yield DraftSampled(sampled, draft.num_tokens, self._numbers[1][number])
 
     def _sampled(self, tokens: list[int]) -> list[Sampled]:
         if self.logprobs is None and len(tokens) == len(self.sampled_rows) and not self.late:

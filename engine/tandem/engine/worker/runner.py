@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import (
     Callable,
     Iterator,
-    Mapping,
     Sequence,
 )
 from dataclasses import dataclass, field
@@ -26,35 +25,36 @@ from tandem.engine.models import (
     CausalModel,
     EmbeddedTokens,
     LastLayersQueued,
+    StagedVectors,
     StepContext,
 )
 from tandem.engine.sample import (
     LogprobTensors,
     Sampler,
+    SamplerOutput,
     SamplingKind,
     score_prompt,
 )
 from tandem.engine.sample.bounds import Bounds
 from tandem.engine.sample.edits import bounded_rows
-from tandem.engine.sample.rules import RowRules
 from tandem.engine.sample.transfer import index_on
 from tandem.engine.step import (
     BlockTransfers,
     SchedulerOutput,
     SeqId,
-    SpecTokens,
     StepRow,
     TokenMasks,
 )
 from tandem.engine.threads import StepThreads
 from tandem.engine.worker.device_events import DeviceEvent, moment
+from tandem.engine.worker.drafts import RowDrafts, SpecSamples, rules_before
 from tandem.engine.worker.graphs import SamplerGraphs, StepGraphs
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.inputs import (
+    Fit,
     StepInputs,
     StepRows,
     StepStager,
-    embedded_tokens,
     unpadded,
 )
 from tandem.engine.worker.kv_cache import KVCacheMemory
@@ -62,116 +62,10 @@ from tandem.engine.worker.launched import LaunchedStep
 from tandem.engine.worker.offload import HostBlocks, blocks_written
 from tandem.engine.worker.pooling import PoolingMetadata
 from tandem.engine.worker.staging import StepShape
+from tandem.engine.worker.vectors import VectorStage, computes_vectors, embedded_tokens
 from tandem.kernels.blocks import copy
 
 Numbers = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class SpecSamples:
-    """Rows of logits of a step in which some rows have several, in parallel arrays."""
-
-    tokens: Numbers
-    """Token of the unpadded step after which each row of logits samples."""
-    rows: Numbers
-    """Row of the batch."""
-    positions: Numbers
-    """Output position of each sample."""
-    choices: list[tuple[int, ...]]
-    going_on: list[int]
-    """Sample by which each drawing row continues: its first, or of forced drafts its last."""
-    proposed: list[tuple[int, int, tuple[int, ...]]]
-    """(place among the drawing rows, first sample, drafts) of drafts that the samples accept."""
-
-    @classmethod
-    def of(
-        cls,
-        drafts: Mapping[SeqId, SpecTokens],
-        sampled_rows: Sequence[StepRow],
-        drawing: NDArray[np.int64] | slice,
-        rows: StepRows,
-        batch: InputBatch,
-    ) -> SpecSamples:
-        """Return the draws of the rows ``sampled_rows``, which are ``drawing`` among ``rows``."""
-        index, ends, lens = rows.index[drawing], rows.ends[drawing], rows.lens[drawing]
-        more = [
-            len(drafts[row.seq].draft_token_ids) if row.seq in drafts else 0 for row in sampled_rows
-        ]
-        counts = np.array(more, dtype=np.int64) + 1
-        behind = np.repeat(np.cumsum(counts), counts) - 1 - np.arange(counts.sum())
-        choices: list[tuple[int, ...]] = []
-        going_on, proposed, at = [], [], 0
-        for place, (row, count) in enumerate(zip(sampled_rows, more, strict=True)):
-            choices += [row.sample_choices] * (1 + count)
-            forced = count > 0 and drafts[row.seq].forced
-            going_on.append(at + count if forced else at)
-            if count and not forced:
-                proposed.append((place, at, drafts[row.seq].draft_token_ids))
-            at += (1 + count) * len(row.sample_choices)
-        return cls(
-            tokens=np.repeat(ends, counts) - behind,
-            rows=np.repeat(index, counts),
-            positions=np.repeat(lens - batch.prompts[index], counts) - behind,
-            choices=choices,
-            going_on=going_on,
-            proposed=proposed,
-        )
-
-    def last_tokens(self, token_ids: Tensor) -> Tensor:
-        """Return int64 [drawing rows]: the sampled token by which each continues."""
-        device = token_ids.device
-        last = token_ids[index_on(self.going_on, device)]
-        if self.proposed:
-            places, first, drafts = zip(*self.proposed, strict=True)
-            most = max(map(len, drafts))
-            wanted = np.full((len(drafts), most), -1, dtype=np.int64)
-            for at, tokens in enumerate(drafts):
-                wanted[at, : len(tokens)] = tokens
-            # After a row's last draw there are others' draws, which its -1 excludes.
-            within = np.minimum(np.array(first)[:, None] + np.arange(most + 1), len(token_ids) - 1)
-            sampled = token_ids[index_on(within, device)]
-            same = sampled[:, :-1] == index_on(wanted, device)
-            accepted = same.long().cumprod(1).sum(1, keepdim=True)
-            last.index_copy_(0, index_on(places, device), sampled.gather(1, accepted).squeeze(1))
-        return last
-
-
-def put_proposed(
-    drafts: Mapping[SeqId, SpecTokens], rows: Sequence[StepRow], batch: InputBatch
-) -> None:
-    """Write proposed drafts, which ranks do not know, into the batch's tokens for the step."""
-    for row in rows:
-        draft = drafts.get(row.seq)
-        if draft is not None and not draft.forced:
-            batch.put_drafts(batch.row_of[row.seq], row.num_computed + 1, draft.draft_token_ids)
-
-
-def rules_ahead(
-    drafts: Mapping[SeqId, SpecTokens], sampled_rows: Sequence[StepRow], batch: InputBatch
-) -> dict[tuple[int, int], RowRules]:
-    """Return the rules at each position of rows that look back: see ``SamplingBatch.ahead``.
-    ``batch`` knows every earlier token."""
-    ahead = {}
-    for step_row in sampled_rows:
-        draft, row = drafts.get(step_row.seq), batch.row_of[step_row.seq]
-        rules = batch.sampling.rules.get(row)
-        if draft is None or rules is None or not rules.looks_back:
-            continue
-        new, tokens = batch.sequences[step_row.seq], draft.draft_token_ids
-        if draft.forced:
-            output = new.ruled_token_ids[new.num_ruled_prompt : -len(tokens)]
-            before = rules.request.of_row(output)
-            assert before is not None, "a row has rules whatever its tokens are"
-            rules = before
-        position = (
-            step_row.num_computed + step_row.num_scheduled_tokens - len(tokens) - new.num_prompt
-        )
-        ahead[row, position] = rules = rules.copy()
-        for at, token in enumerate(tokens, 1):
-            rules = rules.copy()
-            rules.extend((token,))
-            ahead[row, position + at] = rules
-    return ahead
 
 
 PROMPT_LOGPROB_ROWS = 128
@@ -218,6 +112,10 @@ class ModelRunner:
     graphs: StepGraphs = field(default_factory=StepGraphs)
     choices: SamplerGraphs = field(default_factory=SamplerGraphs)
     host: HostBlocks | None = None
+    drafts: RowDrafts | None = None
+    """Tokens and drafts on the device; None if none are proposed."""
+    vectors: VectorStage | None = None
+    """Prompt vectors of graphs; None if prompts are ids."""
     _last: LaunchedStep | None = None
     _computed: _Computed | None = None
     """The step that awaits its masks."""
@@ -226,10 +124,13 @@ class ModelRunner:
     def launch(self, plan: SchedulerOutput) -> LaunchedStep:
         """Queue the step on the device. Wait only if the rules of a row require earlier tokens."""
         self.batch.apply(plan)
+        if self.drafts is not None:
+            for new in plan.new:
+                self.drafts.add(self.batch.row_of[new.seq], new.token_ids)
         stored = self._move_blocks(plan)
         self._copy_blocks(plan.block_copies)
-        looks_back = self.batch.sampling.follows_tokens
-        launched = LaunchedStep(plan.step, note=self.batch.note_drawn if looks_back else None)
+        noted = self.batch.sampling.follows_tokens or self.drafts is not None
+        launched = LaunchedStep(plan.step, note=self._note_tokens if noted else None)
         launched.host, launched.for_transfers = self.host, not plan.rows
         launched.stored = stored
         computed = self._compute(plan, launched) if plan.rows else None
@@ -277,10 +178,16 @@ class ModelRunner:
             sequences=inputs.sequences,
             kv=self.kv_cache.layers,
             token_types=token_types,
-            embedded=embedded,
+            embedded=self._staged_vectors(inputs) or embedded,
             on_last_layers=on_last_layers,
         )
         return self.model.forward(self.stager.token_ids(inputs), step, inputs.logits_indices)
+
+    def _staged_vectors(self, inputs: StepInputs) -> StagedVectors | None:
+        """Return the vectors that a graph reads: those of its chunks."""
+        if self.vectors is None or not (inputs.padded and inputs.shape.chunks):
+            return None
+        return self.vectors.of(inputs.shape.tokens)
 
     def _compute(self, plan: SchedulerOutput, launched: LaunchedStep) -> _Computed:
         rows = StepRows.of(plan.rows, self.batch, drafted=bool(plan.drafts))
@@ -297,7 +204,6 @@ class ModelRunner:
         drafted = None
         if plan.drafts:
             launched.drafts = {each.seq: each for each in plan.drafts}
-            put_proposed(launched.drafts, plan.rows, self.batch)
             drafted = SpecSamples.of(
                 launched.drafts, launched.sampled_rows, drawing, rows, self.batch
             )
@@ -325,13 +231,13 @@ class ModelRunner:
         draws = len(launched.sampled_rows) if drafted is None else len(drafted.rows)
         kind = self._alike(rows, inputs)
         if kind is not None:
-            self._draw_alike(launched, rows, inputs.shape, kind)
+            self._draw_alike(launched, rows, inputs, kind)
         elif launched.sampled_rows:
             wanted = hidden[:draws]
             if drafted is None:
-                self._draw(launched, rows, drawing, wanted, inputs.targets)
+                self._draw(launched, rows, drawing, wanted, inputs)
             else:
-                self._draw_drafted(launched, drafted, wanted, inputs.targets)
+                self._draw_drafted(launched, rows, drafted, wanted, inputs)
         if scored:
             launched.prompts = self._score(scored, hidden[draws:])
         if pooled is not None:
@@ -355,15 +261,22 @@ class ModelRunner:
             indices = rows.ends[drawing]
         if indices is not None and more:
             indices = np.concatenate((indices, *more))
-        device, embedded = self.stager.device, None
-        if self.batch.embeds:
-            embedded = embedded_tokens(self.batch.embeds, rows, device)
+        device, has_vectors = self.stager.device, computes_vectors(self.batch.embeds, rows)
         types = self.batch.token_types(rows.index, rows.counts) if self.batch.pairs else None
         whole = not self.stager.whole and (drafted is not None or bool(more))
-        plain = embedded is None and types is None
-        fit = partial(self.graphs.fit, whole=whole) if plain else unpadded
+        fit: Fit = partial(self.graphs.fit, whole=whole)
+        if types is not None or (has_vectors and (self.vectors is None or not rows.shape.chunks)):
+            fit = unpadded
         inputs = self.stager.stage(rows, indices, rows.index[drawing], fit)
+        if self.drafts is not None:
+            self.drafts.place(inputs)
+        embedded = None
+        if has_vectors:
+            padding = max(0, inputs.shape.decodes - rows.num_decodes)
+            embedded = embedded_tokens(self.batch.embeds, rows, device, padding=padding)
         if inputs.padded:
+            if self.vectors is not None:
+                self.vectors.fill(embedded)
             hidden = self.graphs.replay(inputs.shape)
         else:
             on_step = None if types is None else index_on(types, device)
@@ -394,7 +307,7 @@ class ModelRunner:
         return SamplingKind(kinds[0]) if (kinds == kinds[0]).all() else None
 
     def _draw_alike(
-        self, launched: LaunchedStep, rows: StepRows, shape: StepShape, kind: SamplingKind
+        self, launched: LaunchedStep, rows: StepRows, inputs: StepInputs, kind: SamplingKind
     ) -> None:
         sampling, device = self.batch.sampling, self.stager.device
         bounded = bool(sampling.masks)
@@ -403,56 +316,143 @@ class ModelRunner:
         if bounded:
             assert sampling.bounds is not None, "choices are captured together with it"
             sampling.bounds.put(*bounded_rows(sampling, rows.index.tolist()))
-        tokens = self.choices.replay(shape, kind, bounded=bounded)[: len(launched.sampled_rows)]
+        tokens = self.choices.replay(inputs.shape, kind, bounded=bounded)
+        tokens = tokens[: len(launched.sampled_rows)]
+        if self.drafts is not None:
+            self._accept(self.drafts, launched, tokens, inputs.targets, None)
         launched.tokens = tokens.to("cpu", non_blocking=True)
 
     def _draw(
         self,
         launched: LaunchedStep,
         rows: StepRows,
-        drawing: NDArray[np.int64] | slice,
+        drawing: Numbers | slice,
         hidden: Tensor,
-        targets: Tensor,
+        inputs: StepInputs,
     ) -> None:
-        index = rows.index[drawing]
-        self._await_tokens_of(index, self.batch.sampling.needs_tokens)
+        index, drawn_at = rows.index[drawing], None
+        positions = rows.lens[drawing] - self.batch.prompts[index]
+        if self.drafts is None:
+            self._await_tokens_of(index, self.batch.sampling.needs_tokens)
+        else:
+            places = np.arange(len(rows.index))[drawing]
+            drawn_at = self._drawn_at(self.drafts, rows, places, positions, inputs.shape)
+            positions = self._known_positions(self.drafts, rows, places, positions)
         out = self.sampler.sample(
             self.model.logits(hidden),
             self.batch.sampling,
             rows=index,
-            positions=rows.lens[drawing] - self.batch.prompts[index],
+            positions=positions,
             choices=[row.sample_choices for row in launched.sampled_rows],
+            drawn_at=drawn_at,
         )
-        going_on = out.token_ids
-        if len(going_on) > len(index):
-            going_on = going_on[
-                index_on(list(_first_draws(launched.sampled_rows)), going_on.device)
-            ]
-        self.stager.staging.last_tokens.index_copy_(0, targets, going_on)
-        launched.tokens = out.token_ids.to("cpu", non_blocking=True)
-        launched.logprobs = None if out.logprobs is None else out.logprobs.to_host()
+        spans = None
+        if len(out.token_ids) > len(index):
+            first = np.fromiter(_first_draws(launched.sampled_rows), dtype=np.int64)
+            spans = np.stack((first, np.ones_like(first)))
+        self._keep(launched, out, inputs.targets, spans)
 
     def _draw_drafted(
-        self, launched: LaunchedStep, drafted: SpecSamples, hidden: Tensor, targets: Tensor
+        self,
+        launched: LaunchedStep,
+        rows: StepRows,
+        drafted: SpecSamples,
+        hidden: Tensor,
+        inputs: StepInputs,
     ) -> None:
-        sampling = self.batch.sampling
-        # After a draft, a row may need more tokens than for its next draw.
-        self._await_tokens_of(drafted.rows, sampling.looks_back)
+        """Sample each row at all positions of its ``SpecTokens``."""
+        sampling, positions, drawn_at = self.batch.sampling, drafted.positions, None
+        if self.drafts is None:
+            # After an emitted token, a row may need more tokens than for its next draw.
+            self._await_tokens_of(drafted.rows, sampling.looks_back)
+        else:
+            drawn_at = self._drawn_at(self.drafts, rows, drafted.places, positions, inputs.shape)
+            positions = self._known_positions(self.drafts, rows, drafted.places, positions)
         if sampling.rules:
-            sampling.ahead = rules_ahead(launched.drafts, launched.sampled_rows, self.batch)
+            sampling.ahead = rules_before(launched.drafts, launched.sampled_rows, self.batch)
+            if self.drafts is not None:
+                sampling.ahead |= self.drafts.rules_ahead(launched.drafts, launched.sampled_rows)
         out = self.sampler.sample(
             self.model.logits(hidden),
             sampling,
             rows=drafted.rows,
-            positions=drafted.positions,
+            positions=positions,
             choices=drafted.choices,
+            drawn_at=drawn_at,
         )
         sampling.ahead = {}
-        self.stager.staging.last_tokens.index_copy_(0, targets, drafted.last_tokens(out.token_ids))
+        self._keep(launched, out, inputs.targets, drafted.spans)
+
+    def _drawn_at(
+        self,
+        drafts: RowDrafts,
+        rows: StepRows,
+        places: Numbers,
+        positions: Numbers,
+        shape: StepShape,
+    ) -> Tensor:
+        """Return the output positions of samples on the device; ``places`` are rows of the plan."""
+        padding = max(0, shape.decodes - rows.num_decodes)
+        padded = places + padding * (places >= rows.num_decodes)
+        return drafts.positions(padded, positions)
+
+    def _known_positions(
+        self, drafts: RowDrafts, rows: StepRows, places: Numbers, positions: Numbers
+    ) -> Numbers:
+        """Return the output positions of samples, exact if a row's rules depend on them, after the
+        result of the step before."""
+        sampling = self.batch.sampling
+        if not sampling.follows_tokens:
+            return positions
+        least = positions - drafts.ahead(rows)[places]
+        index = rows.index[places].tolist()
+        if self._last is None or not any(map(sampling.needs_position, index, least.tolist())):
+            return least
+        self._last.wait_tokens()
+        return positions - drafts.ahead(rows)[places]
+
+    def _keep(
+        self, launched: LaunchedStep, out: SamplerOutput, targets: Tensor, spans: Numbers | None
+    ) -> None:
+        """Keep the last token of each row; ``spans`` are its samples, None for one each."""
+        last_tokens = self.stager.staging.last_tokens
+        if self.drafts is not None:
+            self._accept(self.drafts, launched, out.token_ids, targets, spans)
+        elif spans is None:
+            last_tokens.index_copy_(0, targets, out.token_ids)
+        else:
+            last = index_on(spans[0], targets.device)
+            last_tokens.index_copy_(0, targets, out.token_ids[last])
         launched.tokens = out.token_ids.to("cpu", non_blocking=True)
         launched.logprobs = None if out.logprobs is None else out.logprobs.to_host()
 
-    def _await_tokens_of(self, rows: NDArray[np.int64], needs: Callable[[int], bool]) -> None:
+    def _accept(
+        self,
+        drafts: RowDrafts,
+        launched: LaunchedStep,
+        token_ids: Tensor,
+        targets: Tensor,
+        spans: Numbers | None,
+    ) -> None:
+        if launched.late:
+            sampled = enumerate(launched.sampled_rows)
+            late = [at for at, row in sampled if row.seq in launched.late]
+            spare = index_on([self.batch.capacity] * len(late), targets.device)
+            targets = targets.index_copy(0, index_on(late, targets.device), spare)
+        launched.results, launched.proposed = drafts.accept(
+            targets, spans, token_ids, self.stager.staging.last_tokens
+        )
+
+    def _note_tokens(self, seq: SeqId, token_ids: Sequence[int], proposed: Tensor | None) -> None:
+        """Note tokens sampled for a sequence that reached the host; ignore a dropped one."""
+        row = self.batch.row_of.get(seq)
+        if row is None:
+            return
+        self.batch.sampling.extend(row, token_ids)
+        if self.drafts is not None and proposed is not None:
+            self.drafts.note(row, len(token_ids), proposed)
+
+    def _await_tokens_of(self, rows: Numbers, needs: Callable[[int], bool]) -> None:
         if self._last is None or not self.batch.sampling.follows_tokens:
             return
         if any(map(needs, rows.tolist())):

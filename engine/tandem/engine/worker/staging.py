@@ -79,6 +79,10 @@ class Fields(NamedTuple, Generic[A]):
     of each sample; empty in a step with chunks."""
     states: A
     """int32 [state groups * rows]: the block of each row's state."""
+    batch_rows: A
+    """int64 [rows]: row of the batch (the spare one for padding); empty without a history."""
+    ends_by_host: A
+    """int64 [rows]: tokens up to each row's end; -1 if the history knows it, empty without one."""
 
 
 class Tail(NamedTuple, Generic[A]):
@@ -114,6 +118,8 @@ class TableSizes(NamedTuple):
 
     groups: int = 1
     states: int = 0
+    history: bool = False
+    """Whether tokens of the rows are kept on the device."""
 
 
 ONE_TABLE = TableSizes()
@@ -124,7 +130,8 @@ def _field_sizes(shape: StepShape, tables: TableSizes) -> tuple[tuple[int, bool]
     wide = (one, one, one, (tables.groups * shape.tokens, True), one)
     starts = ((shape.rows + 1, False), (shape.chunks + 1, False))
     ends, draws = (shape.rows, 0) if shape.chunks else (0, 3 * shape.decodes)
-    last = ((ends, True), (draws, True), (tables.states * shape.rows, False))
+    kept = (shape.rows if tables.history else 0, True)
+    last = ((ends, True), (draws, True), (tables.states * shape.rows, False), kept, kept)
     return (*wide, *starts, (shape.rows, False), *last)
 
 

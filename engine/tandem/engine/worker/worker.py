@@ -27,6 +27,7 @@ from tandem.engine.sample.batch import RowProcessors
 from tandem.engine.step import SchedulerOutput, TokenMasks
 from tandem.engine.threads import StepThreads
 from tandem.engine.worker import gpu
+from tandem.engine.worker.drafts import NgramProposer, RowDrafts
 from tandem.engine.worker.input_batch import InputBatch, batch_of
 from tandem.engine.worker.inputs import StepStager
 from tandem.engine.worker.kv_cache import KVCacheMemory
@@ -353,7 +354,15 @@ class Worker:
             sampler=Sampler(config.facts.vocab_size),
             stager=self._stager(batch, None),
             threads=StepThreads(on_cpu=self._device.type == "cpu"),
+            drafts=self._drafts(batch),
         )
+
+    def _drafts(self, batch: InputBatch) -> RowDrafts | None:
+        lookup = self._config.scheduler.lookup
+        if lookup is None:
+            return None
+        longest, most = self._config.max_model_len, lookup.num_speculative_tokens
+        return RowDrafts(NgramProposer(lookup), batch, self._device, max_len=longest, most=most)
 
     def _processors(self) -> RowProcessors | None:
         classes = ProcessorClasses(self._config.model.logits_processors)
@@ -375,6 +384,7 @@ class Worker:
             max_len=self._config.max_model_len,
             spare_block=spare_block,
             whole=self._config.facts.encoder is not None,
+            history=self._config.scheduler.lookup is not None,
         )
 
     def launch(self, plan: SchedulerOutput) -> LaunchedStep:

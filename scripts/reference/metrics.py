@@ -15,6 +15,7 @@ from tandem.engine.cache.manager import KVCacheManager
 from tandem.engine.config import CacheConfig
 from tandem.engine.metrics import EngineMetrics
 from tandem.engine.offload.connector import OffloadConnector
+from tandem.engine.offload.lru import LRUBlocks
 from tandem.kvtransfer.metrics import metrics_of
 from tandem.kvtransfer.nodeagent.run import AgentSeries
 from tandem.operator.cluster.store import Store
@@ -74,7 +75,7 @@ def registries() -> dict[str, CollectorRegistry]:
 
 
 def _tier() -> OffloadConnector:
-    return OffloadConnector(1, manager=KVCacheManager(1, 16), block_bytes=1)
+    return OffloadConnector(LRUBlocks(1), manager=KVCacheManager(1, 16), block_bytes=1)
 
 
 def page() -> str:

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.engine.offload.connector import LRUBlocks
+from tandem.engine.offload.lru import LRUBlocks
 from tandem.protocol.ids import BlockHash
 
 

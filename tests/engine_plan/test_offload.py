@@ -11,6 +11,7 @@ from tandem.engine.cache.manager import KVCacheManager
 from tandem.engine.config import CacheConfig
 from tandem.engine.metrics import EngineMetrics
 from tandem.engine.offload.connector import OffloadConnector
+from tandem.engine.offload.lru import LRUBlocks
 from tandem.engine.scheduler.connector import Lookup
 from tandem.engine.step import BlockTransfers
 from tandem.protocol.commands import Command, CommandName
@@ -212,7 +213,7 @@ def test_routers_hear_of_what_is_in_neither():
     (block,) = manager.pool.take(1)
     manager.pool.cache(block, BlockHash(b"b" * 16))
     log.drain()
-    tier = OffloadConnector(1, manager=manager, block_bytes=1)
+    tier = OffloadConnector(LRUBlocks(1), manager=manager, block_bytes=1)
     told = []
     for digest in (b"a" * 16, b"b" * 16, b"c" * 16):
         tier.on_evict(0, BlockHash(digest))

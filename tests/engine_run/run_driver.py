@@ -160,7 +160,7 @@ class Driver:
             line.choice,
             eos,
             (held,),
-            embeds=line.embeds,
+            prompt_embeds=line.embeds,
             has_ids=line.embeds is None,
         )
 

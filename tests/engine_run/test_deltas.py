@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,8 @@ from tests.engine_run.tiny_models import folder_of
 from torch import Tensor
 
 from tandem.engine.layers.linear import Linear
-from tandem.engine.loader import OUTPUTS
+from tandem.engine.loader import Weights
 from tandem.engine.models import registry
-from tandem.engine.models.registry import DecoderBuilder
 from tandem.engine.quant import LinearPart, Rows
 from tandem.engine.quant.dense import DenseMethod
 
@@ -50,20 +50,15 @@ class LoRA:
         return torch.cat([x @ a.T @ b.T for a, b in self._pairs], 1)
 
 
-def adapting(targets: tuple[str, ...]) -> type[DecoderBuilder]:
-    """Return a builder whose layers named ``targets`` have an adapter."""
+def adapting(targets: tuple[str, ...]) -> Callable[[Weights, Sequence[LinearPart]], LoRA | None]:
+    """Return a ``Weights.delta`` with an adapter for layers named ``targets``."""
 
-    class Adapting(DecoderBuilder):
-        def linear(
-            self, parts: dict[str, int], width: int, *, bias: bool, dim: int = OUTPUTS
-        ) -> Linear:
-            if not next(iter(parts)).endswith(targets):
-                return DecoderBuilder.linear(self, parts, width, bias=bias, dim=dim)
-            pairs = [pair_of(name, (out, width)) for name, out in parts.items()]
-            wanted = [LinearPart(name, (out, width), bias) for name, out in parts.items()]
-            return Linear.load(self.method, self.weights, wanted, delta=LoRA(pairs))
+    def delta(source: Weights, parts: Sequence[LinearPart]) -> LoRA | None:
+        if not parts[0].prefix.endswith(targets):
+            return None
+        return LoRA([pair_of(each.prefix, each.shape) for each in parts])
 
-    return Adapting
+    return delta
 
 
 def merged(folder: Path, targets: tuple[str, ...]) -> Path:
@@ -100,7 +95,7 @@ def test_a_delta_equals_merged_weights(
     source = folder_of("llama-untied-biased")
     want, scores = generated(merged(tmp_path, targets))
     plain = generated(source)[0]
-    monkeypatch.setattr(registry, "DecoderBuilder", adapting(targets))
+    monkeypatch.setattr(Weights, "delta", adapting(targets))
     got, ours = generated(source)
     assert got == want != plain
     torch.testing.assert_close(ours, scores, atol=2e-4, rtol=2e-4)

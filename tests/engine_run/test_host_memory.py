@@ -13,7 +13,7 @@ import torch
 from tests.engine_run.tiny_models import folder_of
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.worker import worker
+from tandem.engine.worker import medium, worker
 from tandem.engine.worker.offload import Available, available
 from tandem.protocol.errors import InvalidParameter
 
@@ -130,22 +130,23 @@ def test_a_container_that_sees_the_hosts_names_finds_itself(host: Host, cgroup: 
 def test_a_limit_decides_what_kv_may_have(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU's slab takes a quarter of what the pod has left, and a tier in host memory that does
     not fit is refused by whose memory it is."""
-    monkeypatch.setattr(worker, "available", lambda: available(host.root))
+    for each in (worker, medium):
+        monkeypatch.setattr(each, "available", lambda: available(host.root))
     config = EngineConfig.of(
         folder_of("llama"), device="cpu", kv_offloading_size=0.5, max_num_seqs=1 << 20
     )
     cpu, size = torch.device("cpu"), config.layout.block_bytes
     assert worker.num_blocks(config, config.layout, cpu) == worker.CPU_LIMIT_BYTES // size
-    assert worker.num_cpu_blocks(config, config.layout) == GIB // 2 // size
+    assert medium.num_cpu_blocks(config, config.layout) == GIB // 2 // size
     host.mounted(V2.format(top="/", mount=MOUNT2), "0::/")
     host.v2(MOUNT2, GIB, GIB // 4, 0)
-    assert worker.num_cpu_blocks(config, config.layout, promised=GIB // 4)
+    assert medium.num_cpu_blocks(config, config.layout, promised=GIB // 4)
     with pytest.raises(InvalidParameter, match=r"at most 0\.4 GiB, .* next to 0\.4 GiB of blocks"):
-        worker.num_cpu_blocks(config, config.layout, promised=GIB * 3 // 8)
+        medium.num_cpu_blocks(config, config.layout, promised=GIB * 3 // 8)
     host.v2(MOUNT2, GIB, GIB * 3 // 4, 0)
     assert worker.num_blocks(config, config.layout, cpu) == GIB // 16 // size
     with pytest.raises(InvalidParameter, match=r"at most 0\.2 GiB, the memory that the cgroup at"):
-        worker.num_cpu_blocks(config, config.layout)
+        medium.num_cpu_blocks(config, config.layout)
 
 
 def test_this_machine_has_some() -> None:

@@ -13,7 +13,7 @@ from tests.engine_run.tiny_models import folder_of, judged
 from tandem.engine.config import EngineConfig
 from tandem.engine.executor.uniproc import UniProcExecutor
 from tandem.engine.step import BlockLoad, BlockTransfers, TransferReport
-from tandem.engine.worker import worker
+from tandem.engine.worker import medium
 from tandem.engine.worker.launched import LaunchedStep
 from tandem.engine.worker.offload import HostBlocks
 from tandem.protocol.errors import InvalidParameter
@@ -165,7 +165,7 @@ def test_a_size_that_cannot_be_had_is_refused(gib, allowed):
     """Not one block, or more than there is: the field, the value and what would do."""
     config = EngineConfig.of(folder_of("llama"), device="cpu", kv_offloading_size=gib)
     with pytest.raises(InvalidParameter, match=f"kv_offloading_size.*{allowed}"):
-        worker.num_cpu_blocks(config, config.layout)
+        medium.num_cpu_blocks(config, config.layout)
 
 
 def test_without_a_size_there_is_no_tier():

@@ -284,8 +284,8 @@ def config_of(name: str = "llama", **settings: Any) -> EngineConfig:
 class OneWithoutCache(ForkedExecutor):
     """An executor whose second rank cannot allocate."""
 
-    def _launched(self, number: int) -> process.RankProcess:
-        made = super()._launched(number)
+    def launched(self, number: int) -> process.RankProcess:
+        made = super().launched(number)
         if number:
             import resource
 

@@ -300,7 +300,7 @@ def test_a_row_that_is_pooled_draws_nothing():
         assert batch.sampling.follows_tokens
         batch.drop(SeqId(seq))
         asked = ModelPooling().resolve(PoolingParams(), hidden_size=4, num_tokens=8)
-        batch.add(NewSequence(SeqId(seq + 1), prompt, 8, NO_SAMPLING, 0, (), ([1],), asked))
+        batch.add(NewSequence(SeqId(seq + 1), prompt, 8, NO_SAMPLING, 0, (), ([1],), pooling=asked))
         assert batch.poolers.num_pooled == 1
         assert batch.sampling.kinds[0] == SamplingKind.GREEDY
         assert not batch.sampling.logprobs

@@ -10,7 +10,6 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tandem.protocol.errors import TandemError
@@ -39,9 +38,9 @@ class Ranks:
     size: int = 1
 
     @classmethod
-    def join(cls, rank: int, size: int, *, store: Path, device: str) -> Ranks:
-        """Return the rank after all ``size`` have joined. ``store`` is a new file's path that they
-        share. Raises GroupError."""
+    def join(cls, rank: int, size: int, *, store: str, device: str) -> Ranks:
+        """Return the rank after all ``size`` have joined. ``store`` is the URL of a new file that
+        they share. Raises GroupError."""
         if size > 1:
             from torch import distributed
 
@@ -50,7 +49,7 @@ class Ranks:
             _exchange(
                 distributed.init_process_group,
                 BACKENDS[device],
-                init_method=store.as_uri(),
+                init_method=store,
                 rank=rank,
                 world_size=size,
                 timeout=timedelta(seconds=GROUP_SECONDS),

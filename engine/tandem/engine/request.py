@@ -21,7 +21,7 @@ from tandem.protocol.errors import Refusal
 from tandem.protocol.hashing import extend_hashes
 from tandem.protocol.ids import BlockHash, RequestKey
 from tandem.protocol.outputs import TokenLogprobs
-from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
+from tandem.protocol.requests import Consume, EngineCoreRequest, ModelInputs, Produce
 from tandem.protocol.sampling import SamplingParams
 from tandem.protocol.timeline import NoteBook
 
@@ -378,8 +378,8 @@ class Request:
         the list."""
         hashes = self.block_hashes
         if len(hashes) < num_blocks:
-            group, embeds = self.group, self.group.source.prompt_embeds
-            extend_hashes(hashes, group.root, self.token_ids, group.block_size, embeds)
+            group, content = self.group, self.group.source.content
+            extend_hashes(hashes, group.root, self.token_ids, group.block_size, content)
         return hashes if len(hashes) <= num_blocks else hashes[:num_blocks]
 
     def as_new(self) -> NewSequence:
@@ -387,19 +387,18 @@ class Request:
         params = self.params
         if params.prompt_logprobs is not None and self.prompt_logprobs is None:
             params = msgspec.structs.replace(params, prompt_logprobs=None)  # sent already
-        embeds = self.group.source.prompt_embeds
-        has_ids = embeds is None
+        source = self.group.source
+        inputs = {name: getattr(source, name) for name in ModelInputs.__struct_fields__}
         if self.num_computed >= self.num_prompt:
-            embeds = None  # the prompt is not computed again for this row
+            inputs["prompt_embeds"] = None  # the prompt is not computed again for this row
         return NewSequence(
             seq=self.seq,
             token_ids=self.token_ids.copy(),
             num_prompt=self.num_prompt,
             params=params,
             choice=self.choice,
-            eos_token_ids=self.group.source.eos_token_ids,
+            eos_token_ids=source.eos_token_ids,
             block_ids=tuple(table.copy() for table in self.block_tables),
-            pooling=self.group.source.pooling,
-            embeds=embeds,
-            has_ids=has_ids,
+            has_ids=source.prompt_embeds is None,
+            **inputs,
         )

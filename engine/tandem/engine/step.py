@@ -9,10 +9,9 @@ from typing import NewType
 
 import msgspec
 
-from tandem.protocol.embeds import PromptEmbeds
 from tandem.protocol.kv import Fence
 from tandem.protocol.outputs import TokenLogprobs
-from tandem.protocol.pooling import PoolingParams
+from tandem.protocol.requests import ModelInputs
 from tandem.protocol.sampling import SamplingParams
 
 SeqId = NewType("SeqId", int)
@@ -22,8 +21,9 @@ NewBlocks = tuple[tuple[int, ...], ...]
 """Blocks appended to the tables of a sequence, by group."""
 
 
-class NewSequence(msgspec.Struct, frozen=True, gc=False):
-    """All data of a sequence for a rank, sent first and again after a preemption."""
+class NewSequence(ModelInputs, frozen=True, gc=False):
+    """All data of a sequence for a rank, sent first and again after a preemption. Embeddings are
+    left out once no step computes any of the prompt."""
 
     seq: SeqId
     token_ids: list[int]
@@ -38,10 +38,6 @@ class NewSequence(msgspec.Struct, frozen=True, gc=False):
     block_ids: tuple[list[int], ...]
     """Block tables by group before this step, in token order; more may follow in its ``StepRow``.
     Entries before a window are negative. A state has one block."""
-    pooling: PoolingParams | None = None
-    """Set for a sequence whose prompt is pooled: it samples nothing."""
-    embeds: PromptEmbeds | None = None
-    """Embeddings in place of the prompt's ids, while any of the prompt is to be computed."""
     has_ids: bool = True
     """False if the prompt came as embeddings: its ids are placeholders, which no rule may use."""
 

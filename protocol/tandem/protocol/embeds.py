@@ -3,11 +3,15 @@
 Exponents are checked by arithmetic of long integers.
 """
 
+from collections.abc import Sequence
 from functools import cache
+from hashlib import blake2b
 
 import msgspec
 
 from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.hashing import DIGEST_BYTES, id_bytes
+from tandem.protocol.ids import BlockHash
 
 PLACEHOLDER = 0
 """Token id that stands for each embedding."""
@@ -23,7 +27,7 @@ _EXPONENT_BITS = {"float32": 8, "float16": 5, "bfloat16": 8}
 
 
 class PromptEmbeds(msgspec.Struct, frozen=True, array_like=True):
-    """One vector for each position of a prompt."""
+    """One vector for each position of a prompt. Implements PromptContent."""
 
     dtype: str
     hidden_size: int
@@ -43,6 +47,10 @@ class PromptEmbeds(msgspec.Struct, frozen=True, array_like=True):
         return len(self.values) // self.row_bytes
 
     @property
+    def nbytes(self) -> int:
+        return len(self.values)
+
+    @property
     def shape_text(self) -> str:
         width = WIDTHS.get(self.dtype, 1) * max(self.hidden_size, 1)
         return f"[{len(self.values) // width}, {self.hidden_size}] {self.dtype}"
@@ -56,6 +64,18 @@ class PromptEmbeds(msgspec.Struct, frozen=True, array_like=True):
         if first == 0 and end == self.num_tokens:
             return self
         return PromptEmbeds(self.dtype, self.hidden_size, bytes(self.rows(first, end)))
+
+    def hash_block(self, parent: BlockHash, start: int, token_ids: Sequence[int]) -> BlockHash:
+        """Return the hash of a block: dtype, hidden size, number of vectors, vectors, ids after
+        them.
+        """
+        held = min(len(token_ids), self.num_tokens - start)
+        digest = blake2b(digest_size=DIGEST_BYTES, person=b"tandem-embeds")
+        digest.update(parent)
+        digest.update(msgspec.msgpack.encode((self.dtype, self.hidden_size, held)))
+        digest.update(self.rows(start, start + held))
+        digest.update(id_bytes(token_ids[held:]))
+        return BlockHash(digest.digest())
 
     def verify_shape(self, param: str, hidden_size: int) -> None:
         """Raise InvalidParameter for ``param`` unless these are vectors of ``hidden_size``

@@ -2,7 +2,7 @@
 
 blake2b-128 over the parent's hash and the block's ids; cryptographic, so that tenants cannot make
 collisions. The root covers fingerprint, adapter, salt and block size. Partial blocks have no hash.
-Embeddings are hashed as another kind of block.
+Blocks with other content than ids, such as embeddings, have hashes of their own kind.
 """
 
 import sys
@@ -10,14 +10,30 @@ from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
+from typing import Protocol
 
 import msgspec
 
-from tandem.protocol.embeds import PromptEmbeds
 from tandem.protocol.ids import BlockHash
 
 DIGEST_BYTES = 16
 _ID_BYTES = 4
+
+
+class PromptContent(Protocol):
+    """Content of a prompt's first positions in addition to, or instead of, their ids."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the number of these positions."""
+        ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def hash_block(self, parent: BlockHash, start: int, token_ids: Sequence[int]) -> BlockHash:
+        """Return the hash of the block at position ``start`` with these ids."""
+        ...
 
 
 @lru_cache(maxsize=64)
@@ -38,24 +54,24 @@ def extend_hashes(
     root: BlockHash,
     token_ids: Sequence[int],
     block_size: int,
-    embeds: PromptEmbeds | None = None,
+    content: PromptContent | None = None,
 ) -> None:
     """Append the hashes of all full blocks of ``token_ids`` that ``hashes`` lacks.
 
-    Each id is under 2**32. ``embeds`` replace the first positions, whose ids are ignored.
+    Each id is under 2**32. Blocks that begin within ``content`` have its hashes.
     """
     first, end = len(hashes), len(token_ids) // block_size
     if first >= end:
         return
     parent = hashes[-1] if hashes else root
-    if embeds is not None:
-        with_embeds = min(end, -(-embeds.num_tokens // block_size))
-        for index in range(first, with_embeds):
+    if content is not None:
+        with_content = min(end, -(-content.num_tokens // block_size))
+        for index in range(first, with_content):
             ids = token_ids[index * block_size : (index + 1) * block_size]
-            parent = _after_embeds(parent, embeds, index * block_size, ids)
+            parent = content.hash_block(parent, index * block_size, ids)
             hashes.append(parent)
-        first = max(first, with_embeds)
-    data = _as_bytes(token_ids[first * block_size : end * block_size])
+        first = max(first, with_content)
+    data = id_bytes(token_ids[first * block_size : end * block_size])
     size = _ID_BYTES * block_size
     for start in range(0, len(data), size):
         parent = _after(parent, data[start : start + size])
@@ -66,15 +82,16 @@ def hash_blocks(
     root: BlockHash,
     token_ids: Sequence[int],
     block_size: int,
-    embeds: PromptEmbeds | None = None,
+    content: PromptContent | None = None,
 ) -> list[BlockHash]:
-    """Return the hashes of the full blocks, in order. ``embeds`` as in ``extend_hashes``."""
+    """Return the hashes of the full blocks, in order. ``content`` as in ``extend_hashes``."""
     hashes: list[BlockHash] = []
-    extend_hashes(hashes, root, token_ids, block_size, embeds)
+    extend_hashes(hashes, root, token_ids, block_size, content)
     return hashes
 
 
-def _as_bytes(token_ids: Sequence[int]) -> bytes:
+def id_bytes(token_ids: Sequence[int]) -> bytes:
+    """Return the ids as hashes cover them."""
     ids = array("I", token_ids)
     if sys.byteorder == "big":
         ids.byteswap()
@@ -83,18 +100,3 @@ def _as_bytes(token_ids: Sequence[int]) -> bytes:
 
 def _after(parent: BlockHash, data: bytes) -> BlockHash:
     return BlockHash(blake2b(parent + data, digest_size=DIGEST_BYTES).digest())
-
-
-def _after_embeds(
-    parent: BlockHash, embeds: PromptEmbeds, start: int, token_ids: Sequence[int]
-) -> BlockHash:
-    """Return the hash of a block: dtype, hidden size, number of vectors, vectors, ids after
-    them.
-    """
-    held = min(len(token_ids), embeds.num_tokens - start)
-    digest = blake2b(digest_size=DIGEST_BYTES, person=b"tandem-embeds")
-    digest.update(parent)
-    digest.update(msgspec.msgpack.encode((embeds.dtype, embeds.hidden_size, held)))
-    digest.update(embeds.rows(start, start + held))
-    digest.update(_as_bytes(token_ids[held:]))
-    return BlockHash(digest.digest())

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from tandem.protocol.embeds import PromptEmbeds
 from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.hashing import PromptContent
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 from tandem.protocol.pooling import PoolingParams
 from tandem.protocol.sampling import SamplingParams
@@ -58,7 +59,22 @@ class Pull(msgspec.Struct, frozen=True, tag="pull"):
     """Tokens of the prompt's start that this worker has cached."""
 
 
-class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ModelInputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Fields of a request that the ranks read in addition to its tokens and parameters."""
+
+    adapter: str | None = None
+    pooling: PoolingParams | None = None
+    """Set if the answer is a vector; ``params`` are then ``NO_SAMPLING``."""
+    prompt_embeds: PromptEmbeds | None = None
+    """Embeddings instead of the prompt's ids, for both legs."""
+
+    @property
+    def content(self) -> PromptContent | None:
+        """Return the content of the prompt in addition to its ids."""
+        return self.prompt_embeds
+
+
+class EngineCoreRequest(ModelInputs, frozen=True, kw_only=True, omit_defaults=True):
     """One attempt at one request, in token ids.
 
     Positions and counts start after ``prompt_token_ids``; ``emitted`` is not part of the prompt.
@@ -77,7 +93,6 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     block_hashes: tuple[BlockHash, ...] = ()
     """Hashes of the prompt's full blocks; if empty, the worker computes them."""
     cache_salt: str | None = None
-    adapter: str | None = None
     priority: int = 0
     """Priority; lower values are scheduled first."""
     tenant: str = ""
@@ -90,10 +105,6 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """None: this worker prefills and decodes."""
     pull: Pull | None = None
     """Worker that may have the prompt's start."""
-    pooling: PoolingParams | None = None
-    """Set if the answer is a vector; ``params`` are then ``NO_SAMPLING``."""
-    prompt_embeds: PromptEmbeds | None = None
-    """Embeddings instead of the prompt's ids, for both legs."""
     watch: Watch | None = None
     """Set if the request's times are recorded."""
 

@@ -196,7 +196,7 @@ def test_a_wake_that_failed_at_the_tier_succeeds_later(monkeypatch: pytest.Monke
 
     assert call(engine, CommandName.SLEEP).ok
     with monkeypatch.context() as full:
-        full.setattr("tandem.engine.worker.sleep_mode.HostBlocks", short)
+        full.setattr("tandem.engine.worker.sleep_mode.open_medium", short)
         for _ in range(2):
             reply = call(engine, CommandName.WAKE_UP)
             assert not reply.ok

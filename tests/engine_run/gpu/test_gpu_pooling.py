@@ -48,7 +48,9 @@ def pooled_on(device):
     poolers = Poolers(len(WAYS))
     for row, params in enumerate(WAYS):
         asked = LABELS.resolve(params, hidden_size=WIDTH, num_tokens=2 * row + 6)
-        poolers.add(row, NewSequence(SeqId(row), [], 2 * row + 6, NO_SAMPLING, 0, (), (), asked))
+        poolers.add(
+            row, NewSequence(SeqId(row), [], 2 * row + 6, NO_SAMPLING, 0, (), (), pooling=asked)
+        )
     states = torch.randn(500, WIDTH, generator=torch.Generator().manual_seed(2))
     found: dict[SeqId, bytes] = {}
     rows = np.arange(len(WAYS))

@@ -26,6 +26,7 @@ from tandem.engine.executor.base import Executor, OnKVWritten
 from tandem.engine.kv_memory import Capacity, KVCacheAllocator
 from tandem.engine.metrics import EngineMetrics
 from tandem.engine.offload.connector import OffloadConnector
+from tandem.engine.offload.medium import blocks_of
 from tandem.engine.request import Gate
 from tandem.engine.scheduler.admission import Limits, SeedSource
 from tandem.engine.scheduler.connector import KVConnector
@@ -441,7 +442,9 @@ class EngineCore:
         if not capacity.num_cpu_blocks:
             return None
         tier = OffloadConnector(
-            capacity.num_cpu_blocks, manager=self.manager, block_bytes=capacity.layout.block_bytes
+            blocks_of(self.config, capacity),
+            manager=self.manager,
+            block_bytes=capacity.layout.block_bytes,
         )
         self.manager.attach_tier(tier)
         return tier

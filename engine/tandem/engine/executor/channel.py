@@ -1,7 +1,7 @@
-"""Frames between an engine and a rank in another process of the machine, over Unix sockets.
+"""Frames between an engine and a rank in another process, over stream sockets.
 
 Either end sees at once that the other has closed. A frame is its length in 8 bytes and its content;
-descriptors are sent between frames.
+descriptors are sent between frames, over Unix sockets only.
 """
 
 from __future__ import annotations
@@ -32,6 +32,11 @@ class Channel:
         self._received = bytearray()
         self._size: int | None = None
         """Size of the frame under way, once its length has been received."""
+
+    @property
+    def sends_descriptors(self) -> bool:
+        """Return whether both ends are on one machine."""
+        return self._socket.family == socket.AF_UNIX
 
     def fileno(self) -> int:
         """Return the descriptor, which is readable if a frame begins or the other end closed."""

@@ -16,9 +16,9 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
@@ -85,17 +85,29 @@ class MultiprocExecutor:
         if allocate is not None:
             allowed = "uni if the engine's process allocates the KV cache's memory"
             raise InvalidParameter("distributed_executor_backend", "mp", allowed)
-        with TemporaryDirectory(prefix="tandem-ranks-") as folder:
-            try:
-                for number in range(config.parallel.tensor_parallel_size):
-                    self._ranks.append(self._launched(number))
-                self._capacity = self._begin(config, Path(folder) / "store")
-            except BaseException:
-                self.stop()
-                raise
+        try:
+            for number in range(config.parallel.tensor_parallel_size):
+                self._ranks.append(self.launched(number))
+            with self.store() as url:
+                self._capacity = self._begin(config, url)
+        except BaseException:
+            self.stop()
+            raise
         for each in self._ranks:
             logger.info("rank %d runs in process %d", each.number, each.process.pid)
         return self._capacity
+
+    def launched(self, number: int) -> RankProcess:
+        """Start rank ``number``, and return it with a channel to it."""
+        here, there = socket.socketpair()
+        with there:
+            return RankProcess(number, self.launch(there.fileno()), Channel(here))
+
+    @contextmanager
+    def store(self) -> Iterator[str]:
+        """Yield the URL by which the launched ranks find each other."""
+        with TemporaryDirectory(prefix="tandem-ranks-") as folder:
+            yield (Path(folder) / "store").as_uri()
 
     def launch(self, descriptor: int) -> subprocess.Popen[bytes]:
         """Start a rank's process, which has its own end of the channel under ``descriptor``."""
@@ -196,15 +208,10 @@ class MultiprocExecutor:
         if len(self._ranks) > 1:
             self._failure = error
 
-    def _launched(self, number: int) -> RankProcess:
-        here, there = socket.socketpair()
-        with there:
-            return RankProcess(number, self.launch(there.fileno()), Channel(here))
-
-    def _begin(self, config: EngineConfig, store: Path) -> Capacity:
+    def _begin(self, config: EngineConfig, store: str) -> Capacity:
         level = logging.getLogger().getEffectiveLevel()
         for each in self._ranks:
-            each.send(Start(config, level, each.number, str(store)))
+            each.send(Start(config, level, each.number, store))
         answers = self._receive(
             self._ranks, lambda rank: rank.started(START_SECONDS), START_SECONDS
         )

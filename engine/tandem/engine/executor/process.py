@@ -6,6 +6,7 @@ import signal
 import subprocess
 from collections import deque
 from contextlib import suppress
+from typing import Protocol
 
 from tandem.engine.executor.channel import Channel, ChannelClosed
 from tandem.engine.executor.wire import (
@@ -34,10 +35,27 @@ class RankSilent(RankError):
     """The rank did not answer by the deadline; it may still."""
 
 
+class Process(Protocol):
+    """A rank's process, as ``subprocess.Popen`` shows it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None:
+        """Return the exit status; None while the process runs."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit status once the process has ended. Raises TimeoutExpired."""
+        ...
+
+    def kill(self) -> None: ...
+
+
 class RankProcess:
     """Rank ``number`` in ``process``, for one thread."""
 
-    def __init__(self, number: int, process: subprocess.Popen[bytes], channel: Channel) -> None:
+    def __init__(self, number: int, process: Process, channel: Channel) -> None:
         self.number = number
         self.process = process
         self.channel = channel

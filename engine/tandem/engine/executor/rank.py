@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections import deque
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tandem.engine.executor.channel import Channel, ChannelClosed, inherited
@@ -81,7 +80,8 @@ class Rank:
             return made[0].tensor()
 
         worker = Worker(config, ranks)
-        capacity = worker.start(allocate if config.device == "cpu" else None)
+        shares = config.device == "cpu" and self._channel.sends_descriptors
+        capacity = worker.start(allocate if shares else None)
         size = made[0].size if made else 0
         self._channel.send(encode(Started(capacity, size)), seconds=SEND_SECONDS)
         for memory in made:
@@ -176,7 +176,7 @@ def _joined(message: Start) -> Ranks:
     size, device = message.config.parallel.tensor_parallel_size, message.config.device
     if size > 1 and THREADS not in os.environ:
         torch.set_num_threads(max(1, torch.get_num_threads() // size))
-    return Ranks.join(message.rank, size, store=Path(message.store), device=device)
+    return Ranks.join(message.rank, size, store=message.store, device=device)
 
 
 def _moved(worker: Worker, asked: MoveMemory) -> MemoryMoved | Failed:

@@ -34,7 +34,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     log_level: int
     rank: int
     store: str
-    """Path of the file by which the ranks find each other."""
+    """URL by which the ranks find each other."""
 
 
 class MoveMemory(msgspec.Struct, frozen=True, array_like=True, tag=True):

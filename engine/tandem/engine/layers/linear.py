@@ -96,12 +96,10 @@ class Linear:
         method: LinearMethod,
         source: Weights,
         parts: Sequence[LinearPart],
-        *,
-        delta: Delta | None = None,
     ) -> Linear:
         """Return one layer with the outputs of ``parts`` in order."""
         summed_by = source.ranks if parts[0].shard.dim == INPUTS else ALONE
-        return cls(method.load(source, parts), delta=delta, summed_by=summed_by)
+        return cls(method.load(source, parts), delta=source.delta(parts), summed_by=summed_by)
 
     def split(self, at: int) -> tuple[Linear, Linear] | None:
         """Return layers of the first ``at`` outputs and of the remaining ones, in the same memory.

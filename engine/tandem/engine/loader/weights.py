@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -15,6 +15,10 @@ from torch import Tensor
 from tandem.engine.loader.errors import LoadError
 from tandem.engine.loader.files import FLOATS, TYPES, Progress
 from tandem.engine.ranks import ALONE, Ranks
+
+if TYPE_CHECKING:
+    from tandem.engine.layers.linear import Delta
+    from tandem.engine.quant import LinearPart
 
 OUTPUTS, INPUTS = 0, 1
 """Dimensions of a weight [out, in]."""
@@ -110,6 +114,10 @@ class Weights(ABC):
     @abstractmethod
     def _where(self, name: str) -> str:
         """Return the file that holds a tensor of ``names()``, for errors."""
+
+    def delta(self, parts: Sequence[LinearPart]) -> Delta | None:
+        """Return the addend of the layer of ``parts``; None, as plain weights have none."""
+        return None
 
     def get(
         self,

@@ -6,6 +6,7 @@ from tandem.engine.models.base import (
     LastLayersQueued,
     StagedVectors,
     StepContext,
+    TokenTypes,
 )
 from tandem.engine.models.registry import load_model
 
@@ -15,5 +16,6 @@ __all__ = [
     "LastLayersQueued",
     "StagedVectors",
     "StepContext",
+    "TokenTypes",
     "load_model",
 ]

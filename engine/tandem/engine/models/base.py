@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,16 @@ from tandem.engine.attention import AttentionBackend, Metadata, StepSequences, W
 from tandem.engine.layers.rotary import Rotary
 from tandem.kernels.gated_delta import Spans
 from tandem.kernels.rotary_kv import Rotation, SlotMapping
+
+Input = TypeVar("Input")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTypes:
+    """Types of a step's tokens, of which some are not 0."""
+
+    types: Tensor
+    """int64 [tokens]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +39,12 @@ class EmbeddedTokens:
         """Write the vectors into the stream [tokens, hidden] in place, in its dtype."""
         rows = torch.cat([each.to(stream.dtype) for each in self.vectors])
         stream.index_copy_(0, self.index, rows)
+
+    def padded(self, num_decodes: int, padding: int) -> EmbeddedTokens:
+        """Return the same tokens of a step that is padded by ``padding`` decodes."""
+        if not padding:
+            return self
+        return EmbeddedTokens(self.index + padding * (self.index >= num_decodes), self.vectors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +85,8 @@ class StepContext:
     kv: Sequence[Tensor]
     """Per layer, its view of the KV cache: [num_blocks, 2, kv_heads, block_size, head_dim]; of
     states float32 [num_blocks, heads, numbers]."""
-    token_types: Tensor | None = None
-    """Token types, int64 [tokens]; None if all are 0, or the model has no types."""
-    embedded: EmbeddedTokens | StagedVectors | None = None
-    """Tokens with vectors, for decoders; None if every token has an id."""
+    inputs: Sequence[object] = ()
+    """Inputs in addition to tokens, such as ``EmbeddedTokens``; see ``given``."""
     on_last_layers: LastLayersQueued | None = None
     """Callback of decoders."""
     _rotations: dict[int, Rotation] = field(default_factory=dict)
@@ -80,10 +94,14 @@ class StepContext:
 
     @cached_property
     def rows(self) -> TokenRows:
-        return TokenRows(self.positions, self.sequences, None)
+        return TokenRows(self.positions, self.sequences, self.inputs, None)
 
     def rows_at(self, index: Tensor) -> TokenRows:
-        return TokenRows(self.positions, self.sequences, index)
+        return TokenRows(self.positions, self.sequences, self.inputs, index)
+
+    def given(self, kind: type[Input]) -> Iterator[Input]:
+        """Yield the step's inputs of one kind."""
+        return (each for each in self.inputs if isinstance(each, kind))
 
     def rotation(self, number: int) -> Rotation:
         """Return the angles of the step's tokens by one of the ``rotaries``."""
@@ -130,6 +148,7 @@ class TokenRows:
     all_positions: Tensor
     """int64 [tokens], the step's."""
     step: StepSequences
+    inputs: Sequence[object]
     index: Tensor | None
     """int64 places among the step's tokens; None is all."""
 
@@ -145,6 +164,9 @@ class TokenRows:
         ends = torch.cat((step.cu_seqlens_q[1 : step.num_decodes + 1], self._chunk_ends(step)))
         found = torch.searchsorted(ends, tokens.to(ends.dtype), right=True)
         return self._picked(found.clamp_(max=len(ends) - 1))
+
+    def given(self, kind: type[Input]) -> Iterator[Input]:
+        return (each for each in self.inputs if isinstance(each, kind))
 
     @staticmethod
     def _chunk_ends(step: StepSequences) -> Tensor:

@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 from tandem.engine.config import ModelFacts
 from tandem.engine.layers.linear import Embedding, Linear, LMHead, RMSNorm
 from tandem.engine.layers.rotary import Rotary
-from tandem.engine.models.base import StepContext
+from tandem.engine.models.base import EmbeddedTokens, StagedVectors, StepContext
 from tandem.engine.quant import Rows
 from tandem.kernels.activation import Gate
 from tandem.kernels.attention.batch import Scores
@@ -195,8 +195,10 @@ class Decoder:
     def forward(self, token_ids: Tensor, step: StepContext, rows: Tensor | None) -> Tensor:
         """Compute all KV; the last layer computes the rows for the head only."""
         stream = self.embedding(token_ids).to(self.stream_dtype)
-        if step.embedded is not None:
-            step.embedded.put(stream)
+        for embedded in step.given(EmbeddedTokens):
+            embedded.put(stream)
+        for staged in step.given(StagedVectors):
+            staged.put(stream)
         *layers, last = self.layers
         near = step.on_last_layers
         at = len(layers) if near is None else max(0, len(self.layers) - near.layers_left)

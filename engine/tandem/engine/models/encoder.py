@@ -19,7 +19,7 @@ from tandem.engine.config.facts import EncoderFacts
 from tandem.engine.layers.linear import Embedding, LayerNorm, Linear
 from tandem.engine.layers.rotary import Rotary
 from tandem.engine.loader import Weights
-from tandem.engine.models.base import StepContext
+from tandem.engine.models.base import StepContext, TokenTypes
 from tandem.engine.models.decoder import activated
 from tandem.engine.quant import (
     LinearMethod,
@@ -50,10 +50,11 @@ class Embeddings:
     def __call__(self, token_ids: Tensor, step: StepContext) -> Tensor:
         """Embed int64 [tokens] to [tokens, hidden]."""
         summed = self.words(token_ids).add_(self.positions.index_select(0, step.positions))
-        if step.token_types is None:
+        given = next(step.given(TokenTypes), None)
+        if given is None:
             summed.add_(self.types[0])
         else:
-            summed.add_(self.types.index_select(0, step.token_types))
+            summed.add_(self.types.index_select(0, given.types))
         return self.norm(summed)
 
 

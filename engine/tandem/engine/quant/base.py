@@ -7,9 +7,9 @@ before it and the residual stream or activation after it, so that kernels may fu
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ from torch import Tensor
 from tandem.engine.loader import INPUTS, WHOLE, Shard, Weights
 from tandem.kernels.activation import Gate, gated
 from tandem.kernels.norm import rms_norm
+
+Input = TypeVar("Input")
 
 
 class Rows(Protocol):
@@ -30,6 +32,10 @@ class Rows(Protocol):
     @property
     def sequences(self) -> Tensor:
         """Return each row's sequence in the step's order, int64 [rows]."""
+        ...
+
+    def given(self, kind: type[Input]) -> Iterator[Input]:
+        """Yield the inputs of one kind that the step has in addition to its tokens."""
         ...
 
 

@@ -13,6 +13,7 @@ from tandem.engine.request import Order, Request, RequestGroup
 from tandem.engine.step import SeqId
 from tandem.protocol.embeds import PromptEmbeds
 from tandem.protocol.errors import InvalidParameter, Refusal, RefusalCode
+from tandem.protocol.hashing import PromptContent
 from tandem.protocol.ids import BlockHash
 from tandem.protocol.outputs import Finish, finish_of, top_within
 from tandem.protocol.pooling import NO_SAMPLING, ModelPooling, PoolingParams
@@ -101,16 +102,16 @@ def admitted(request: EngineCoreRequest, limits: Limits) -> EngineCoreRequest | 
 
 
 def embeds_refusal(
-    came: PromptEmbeds | None, lives: Iterable[PromptEmbeds | None], most: int
+    came: PromptContent | None, lives: Iterable[PromptContent | None], most: int
 ) -> Refusal | None:
-    """Return a refusal if a prompt of embeddings exceeds the bytes left. A single one of any size
-    is accepted."""
+    """Return a refusal if a prompt's content exceeds the bytes left. A single one of any size is
+    accepted."""
     if came is None:
         return None
-    held = sum(len(each.values) for each in lives if each is not None)
-    if not held or held + len(came.values) <= most:
+    held = sum(each.nbytes for each in lives if each is not None)
+    if not held or held + came.nbytes <= most:
         return None
-    message = f"{held} bytes of prompt_embeds are here; {len(came.values)} more pass {most}"
+    message = f"{held} bytes of prompt_embeds are here; {came.nbytes} more pass {most}"
     return Refusal(code=RefusalCode.CAPACITY, message=message)
 
 

@@ -361,8 +361,8 @@ class Scheduler:
             request_table.stats.refused_queue_reqs += 1
             message = f"{queued} requests wait already, at most {limit} may"
             return Refusal(code=RefusalCode.CAPACITY, message=message)
-        lives = (each.source.prompt_embeds for each in request_table.groups.values())
-        refusal = embeds_refusal(source.prompt_embeds, lives, self.limits.max_held_embeds_bytes)
+        lives = (each.source.content for each in request_table.groups.values())
+        refusal = embeds_refusal(source.content, lives, self.limits.max_held_embeds_bytes)
         return refusal or self._token_refusal(len(source.prompt_token_ids)) or taken
 
     def _token_refusal(self, num_prompt: int) -> Refusal | None:

@@ -10,6 +10,7 @@ import heapq
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,29 @@ from tandem.engine.sample import SamplingBatch
 from tandem.engine.step import NewSequence, SchedulerOutput, SeqId
 from tandem.engine.worker.pooling import Poolers
 from tandem.protocol.card import KVKind, blocks_for
-from tandem.protocol.embeds import PromptEmbeds
+
+if TYPE_CHECKING:
+    from torch import device
+
+    from tandem.engine.models import CausalModel
+    from tandem.engine.worker.inputs import StepRows
+
+
+class RowInputs(Protocol):
+    """Inputs of one kind that some sequences have in addition to their tokens."""
+
+    def add(self, row: int, new: NewSequence) -> None:
+        """Keep the inputs of a new sequence in ``row``, if it has any."""
+        ...
+
+    def drop(self, row: int) -> None:
+        """Forget the row's inputs, if there are any."""
+        ...
+
+    def of_step(self, rows: StepRows, model: CausalModel, on: device) -> object | None:
+        """Return the input of an unpadded step (see ``StepContext.given``); None if its rows have
+        none."""
+        ...
 
 
 class BlockTable:
@@ -94,10 +117,8 @@ class InputBatch:
     scoring: set[SeqId] = field(default_factory=set)
     """Sequences whose prompt's log-probabilities are requested."""
     poolers: Poolers = field(init=False)
-    pairs: dict[SeqId, int] = field(default_factory=dict)
-    """Start of the second text, for prompts of two texts whose tokens have types."""
-    embeds: dict[int, PromptEmbeds] = field(default_factory=dict)
-    """Embeddings by row, of prompts whose ids are placeholders."""
+    inputs: tuple[RowInputs, ...] = ()
+    """Inputs of some sequences in addition to their tokens, by kind."""
     _free: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -136,15 +157,13 @@ class InputBatch:
         self.lengths[row] = length
         self.prompts[row] = new.num_prompt
         self.table.assign(row, new.block_ids)
+        for each in self.inputs:
+            each.add(row, new)
         if new.pooling is not None:
             self.poolers.add(row, new)
-            if new.pooling.second_text_at is not None:
-                self.pairs[new.seq] = new.pooling.second_text_at
             return row  # it draws nothing
         if new.params.prompt_logprobs is not None:
             self.scoring.add(new.seq)
-        if new.embeds is not None:
-            self.embeds[row] = new.embeds
         self.sampling.add(
             row,
             new.params,
@@ -161,24 +180,12 @@ class InputBatch:
             return
         if self.sequences.pop(seq).pooling is not None:
             self.poolers.drop(row, seq)
-            self.pairs.pop(seq, None)
         else:
             self.scoring.discard(seq)
-            self.embeds.pop(row, None)
             self.sampling.remove(row)
+        for each in self.inputs:
+            each.drop(row)
         heapq.heappush(self._free, row)
-
-    def token_types(self, rows: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return each token's type, 0 or 1, in a step of whole prompts; ``counts`` of ``rows``."""
-        types = np.zeros(int(counts.sum()), dtype=np.int64)
-        last = np.cumsum(counts)
-        at = dict(zip(rows.tolist(), (last - counts).tolist(), strict=True))
-        ends = dict(zip(rows.tolist(), last.tolist(), strict=True))
-        for seq, second in self.pairs.items():
-            row = self.row_of[seq]
-            if row in at:
-                types[at[row] + second : ends[row]] = 1
-        return types
 
     def reserve(self, length: int) -> None:
         if length > self.tokens.shape[1]:

@@ -18,7 +18,7 @@ from tandem.engine.step import (
     StepRow,
 )
 from tandem.engine.worker.device_events import PAST, WAIT_SECONDS, Both, DeviceEvent
-from tandem.engine.worker.offload import HostBlocks
+from tandem.engine.worker.medium import BlockMedium
 from tandem.engine.worker.pooling import PooledStep
 from tandem.protocol.kv import Fence
 from tandem.protocol.outputs import TokenLogprobs
@@ -48,7 +48,7 @@ class LaunchedStep:
     note: Callable[[SeqId, Sequence[int], Tensor | None], None] | None = None
     """Called for each row with the tokens that extend its output and the drafts proposed after
     them, once these are on the host; None if nothing depends on them."""
-    host: HostBlocks | None = None
+    host: BlockMedium | None = None
     """Blocks in host memory whose loads the result reports."""
     for_transfers: bool = False
     """Whether the step has only transfers: its result waits for all of them."""

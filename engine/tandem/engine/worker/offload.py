@@ -150,7 +150,8 @@ Store = tuple[int, int]
 
 
 class HostBlocks:
-    """``num_blocks`` blocks of host memory, for the thread of the steps."""
+    """``num_blocks`` blocks of host memory, for the thread of the steps. Implements
+    BlockMedium."""
 
     def __init__(self, kv_cache: Tensor, num_blocks: int) -> None:
         """``kv_cache`` is [device blocks, block_bytes] uint8. Raises HostMemoryError without enough
@@ -163,6 +164,10 @@ class HostBlocks:
         """[num_blocks, block_bytes] uint8."""
         self._under_way: list[tuple[int, DeviceEvent, str | None]] = []
         """Loads in order: (ticket, event after its copies, reason of failure or None)."""
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.blocks)
 
     @property
     def is_storing(self) -> bool:

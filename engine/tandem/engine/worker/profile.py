@@ -146,7 +146,7 @@ def steps(
             zeros = (PromptEmbeds("float32", size, bytes(4 * size * each)) for each in lengths)
             vectors = embedded_tokens(dict(enumerate(zeros)), of_step, device)
         inputs = stager.stage(of_step, of_step.ends, index, unpadded)
-        return runner.hidden(inputs, embedded=vectors)
+        return runner.hidden(inputs, () if vectors is None else (vectors,))
 
     kept, runner.stager = runner.stager, stager
     try:

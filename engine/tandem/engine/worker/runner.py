@@ -59,10 +59,11 @@ from tandem.engine.worker.inputs import (
 )
 from tandem.engine.worker.kv_cache import KVCacheMemory
 from tandem.engine.worker.launched import LaunchedStep
-from tandem.engine.worker.offload import HostBlocks, blocks_written
+from tandem.engine.worker.medium import BlockMedium
+from tandem.engine.worker.offload import blocks_written
 from tandem.engine.worker.pooling import PoolingMetadata
 from tandem.engine.worker.staging import StepShape
-from tandem.engine.worker.vectors import VectorStage, computes_vectors, embedded_tokens
+from tandem.engine.worker.vectors import VectorStage
 from tandem.kernels.blocks import copy
 
 Numbers = NDArray[np.int64]
@@ -111,7 +112,7 @@ class ModelRunner:
     threads: StepThreads
     graphs: StepGraphs = field(default_factory=StepGraphs)
     choices: SamplerGraphs = field(default_factory=SamplerGraphs)
-    host: HostBlocks | None = None
+    host: BlockMedium | None = None
     drafts: RowDrafts | None = None
     """Tokens and drafts on the device; None if none are proposed."""
     vectors: VectorStage | None = None
@@ -164,12 +165,12 @@ class ModelRunner:
     def hidden(
         self,
         inputs: StepInputs,
-        token_types: Tensor | None = None,
-        embedded: EmbeddedTokens | None = None,
+        more: Sequence[object] = (),
         on_last_layers: LastLayersQueued | None = None,
     ) -> Tensor:
         """Write the step's KV; return hidden states [num_logits, hidden] after the last norm.
-        ``token_types``: int64 [tokens], None if all are 0; ``embedded``: tokens without ids."""
+        ``more``: inputs in addition to tokens."""
+        staged = self._staged_vectors(inputs)
         step = StepContext(
             rotaries=self.model.rotaries,
             positions=inputs.positions,
@@ -177,8 +178,7 @@ class ModelRunner:
             attention=self.attention,
             sequences=inputs.sequences,
             kv=self.kv_cache.layers,
-            token_types=token_types,
-            embedded=self._staged_vectors(inputs) or embedded,
+            inputs=more if staged is None else (staged,),
             on_last_layers=on_last_layers,
         )
         return self.model.forward(self.stager.token_ids(inputs), step, inputs.logits_indices)
@@ -261,26 +261,25 @@ class ModelRunner:
             indices = rows.ends[drawing]
         if indices is not None and more:
             indices = np.concatenate((indices, *more))
-        device, has_vectors = self.stager.device, computes_vectors(self.batch.embeds, rows)
-        types = self.batch.token_types(rows.index, rows.counts) if self.batch.pairs else None
+        device = self.stager.device
+        found = (each.of_step(rows, self.model, device) for each in self.batch.inputs)
+        given = [each for each in found if each is not None]
         whole = not self.stager.whole and (drafted is not None or bool(more))
         fit: Fit = partial(self.graphs.fit, whole=whole)
-        if types is not None or (has_vectors and (self.vectors is None or not rows.shape.chunks)):
+        vectors = [each for each in given if isinstance(each, EmbeddedTokens)]
+        staged = self.vectors is not None and rows.shape.chunks and len(vectors) == len(given)
+        if given and not staged:
             fit = unpadded
         inputs = self.stager.stage(rows, indices, rows.index[drawing], fit)
         if self.drafts is not None:
             self.drafts.place(inputs)
-        embedded = None
-        if has_vectors:
-            padding = max(0, inputs.shape.decodes - rows.num_decodes)
-            embedded = embedded_tokens(self.batch.embeds, rows, device, padding=padding)
         if inputs.padded:
             if self.vectors is not None:
-                self.vectors.fill(embedded)
+                padding = max(0, inputs.shape.decodes - rows.num_decodes)
+                self.vectors.fill([each.padded(rows.num_decodes, padding) for each in vectors])
             hidden = self.graphs.replay(inputs.shape)
         else:
-            on_step = None if types is None else index_on(types, device)
-            hidden = self.hidden(inputs, on_step, embedded, on_last_layers)
+            hidden = self.hidden(inputs, given, on_last_layers)
         return (hidden if inputs.kept is None else hidden[inputs.kept]), inputs
 
     def choose(

@@ -29,7 +29,8 @@ from tandem.engine.models import load_model
 from tandem.engine.ranks import Ranks
 from tandem.engine.worker import gpu
 from tandem.engine.worker.graphs import SamplerGraphs, StepGraphs
-from tandem.engine.worker.offload import HostBlocks, available
+from tandem.engine.worker.medium import open_medium
+from tandem.engine.worker.offload import available
 from tandem.engine.worker.runner import ModelRunner
 from tandem.memory import page_locked
 from tandem.memory.device import MappedAllocator
@@ -193,7 +194,7 @@ class RankMemory:
                 gpu.capture(self._config, runner)
             raise
         if runner.host is not None:
-            self._host_blocks = len(runner.host.blocks)
+            self._host_blocks = runner.host.num_blocks
             given += runner.host.close()
             runner.host = None
         if level > 1 and SleepTag.WEIGHTS in awake:
@@ -270,7 +271,7 @@ class RankMemory:
     def _take_kv_cache(self) -> None:
         kv_cache, host = self._runner.kv_cache, None
         if self._host_blocks:
-            host = HostBlocks(kv_cache.blocks, self._host_blocks)
+            host = open_medium(self._config, kv_cache.blocks, self._host_blocks)
         try:
             if isinstance(self._allocate, MappedAllocator) and kv_cache.memory.numel():
                 self._allocate.take_again(kv_cache.memory)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,30 +35,23 @@ class VectorStage:
         """Return the vectors of a step of ``num_tokens`` tokens."""
         return StagedVectors(self._present[:num_tokens], self._vectors[:num_tokens])
 
-    def fill(self, embedded: EmbeddedTokens | None) -> None:
+    def fill(self, embedded: Sequence[EmbeddedTokens]) -> None:
         """Set the vectors of the next step, whose tokens are those of ``embedded``."""
         if not self._is_clear:
             self._present.zero_()
-        self._is_clear = embedded is None
-        if embedded is not None:
-            self._present.index_fill_(0, embedded.index, True)
-            rows = torch.cat([each.float() for each in embedded.vectors])
-            self._vectors.index_copy_(0, embedded.index, rows)
-
-
-def computes_vectors(held: Mapping[int, PromptEmbeds], rows: StepRows) -> bool:
-    """Return whether a step computes tokens that are embeddings."""
-    firsts = zip(rows.index.tolist(), rows.first.tolist(), strict=True) if held else ()
-    return any(row in held and first < held[row].num_tokens for row, first in firsts)
+        self._is_clear = not embedded
+        for tokens in embedded:
+            self._present.index_fill_(0, tokens.index, True)
+            vectors = torch.cat([each.float() for each in tokens.vectors])
+            self._vectors.index_copy_(0, tokens.index, vectors)
 
 
 def embedded_tokens(
-    held: Mapping[int, PromptEmbeds], rows: StepRows, device: torch.device, *, padding: int = 0
+    held: Mapping[int, PromptEmbeds], rows: StepRows, device: torch.device
 ) -> EmbeddedTokens | None:
-    """Return the tokens of a step that are embeddings; None if there are none.
+    """Return the tokens of an unpadded step that are embeddings; None if there are none.
 
-    ``held`` are prompts by row of the batch; ``padding`` is the number of decodes before the chunks
-    that pad the step.
+    ``held`` are prompts by row of the batch.
     """
     places, vectors = [], []
     begins = (rows.ends + 1 - rows.counts).tolist()
@@ -68,7 +61,6 @@ def embedded_tokens(
         if embeds is not None and first < embeds.num_tokens:
             own = vectors_of(embeds, first, min(end, embeds.num_tokens))
             vectors.append(on_device(own, device))
-            at += padding * (at >= rows.num_decodes)
             places.append(np.arange(at, at + len(own)))
     if not places:
         return None

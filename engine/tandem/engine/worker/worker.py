@@ -32,8 +32,10 @@ from tandem.engine.worker.input_batch import InputBatch, batch_of
 from tandem.engine.worker.inputs import StepStager
 from tandem.engine.worker.kv_cache import KVCacheMemory
 from tandem.engine.worker.launched import LaunchedStep
-from tandem.engine.worker.offload import HostBlocks, available
+from tandem.engine.worker.medium import num_cpu_blocks, open_medium
+from tandem.engine.worker.offload import available
 from tandem.engine.worker.profile import shortened, steps
+from tandem.engine.worker.row_inputs import row_inputs
 from tandem.engine.worker.runner import ModelRunner
 from tandem.engine.worker.sleep_mode import RankMemory
 from tandem.protocol.card import KVLayout
@@ -159,30 +161,6 @@ def num_blocks(
         count * layout.block_bytes / GIB,
         step_bytes / GIB,
     )
-    return count
-
-
-def num_cpu_blocks(config: EngineConfig, layout: KVLayout, *, promised: int = 0) -> int:
-    """Return the blocks of host memory for offloaded KV; 0 without offloading.
-    ``promised``: bytes of a CPU's KV cache, whose pages are not used yet.
-
-    Raises InvalidParameter if not one block fits, or memory is too small.
-    """
-    size = config.cache.kv_offloading_size
-    if size is None:
-        return 0
-    asked, there = int(size * GIB), available()
-    if asked < layout.block_bytes:
-        allowed = f"at least one block of {layout.block_bytes / GIB:.3g} GiB"
-        raise InvalidParameter("kv_offloading_size", size, allowed)
-    left = max(there.nbytes - promised, 0)
-    if asked > left:
-        allowed = f"at most {left / GIB:.1f} GiB, the memory that {there.of} has left"
-        if promised:
-            allowed += f" next to {promised / GIB:.1f} GiB of blocks"
-        raise InvalidParameter("kv_offloading_size", size, allowed)
-    count = asked // layout.block_bytes
-    logger.info("offloaded KV: %d blocks in host memory, %.2f GiB", count, asked / GIB)
     return count
 
 
@@ -327,7 +305,7 @@ class Worker:
         kv_cache_bytes = 0 if on_gpu else blocks * layout.block_bytes
         offloaded = num_cpu_blocks(config, layout, promised=kv_cache_bytes)
         if offloaded:
-            runner.host = HostBlocks(runner.kv_cache.blocks, offloaded)
+            runner.host = open_medium(config, runner.kv_cache.blocks, offloaded)
         if on_gpu:
             gpu.capture(config, runner)
             load_products(config, runner)
@@ -343,7 +321,7 @@ class Worker:
         config = self._config
         groups, seats = config.layer_groups, config.scheduler.max_num_seqs
         batch = batch_of(config, seats, config.max_model_len)
-        batch.sampling.processors = self._processors()
+        batch.sampling.processors, batch.inputs = self._processors(), row_inputs(config)
         return ModelRunner(
             model=model,
             attention=select_backend(

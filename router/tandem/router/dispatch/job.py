@@ -257,8 +257,8 @@ class PromptHashes:
 
     def weight(self, lacking: dict[str, int]) -> int:
         """Return the cost of ``compute``, for ``CpuPool.run``."""
-        embeds = self._request.prompt_embeds
-        vectors = 0 if embeds is None else len(embeds.values) // _VECTOR_BYTES
+        content = self._request.content
+        vectors = 0 if content is None else content.nbytes // _VECTOR_BYTES
         return len(lacking) * (_TOKEN * len(self._request.prompt_token_ids) + vectors)
 
     def compute(self, lacking: dict[str, int]) -> dict[str, Hashes]:
@@ -278,8 +278,7 @@ class PromptHashes:
 
     def _compute(self, fingerprint: str, block_size: int) -> Hashes:
         request, root = self._request, self._root(fingerprint, block_size)
-        prompt, embeds = request.prompt_token_ids, request.prompt_embeds
-        return tuple(hash_blocks(root, prompt, block_size, embeds))
+        return tuple(hash_blocks(root, request.prompt_token_ids, block_size, request.content))
 
     def _find(self, fingerprint: str, block_size: int) -> Hashes | None:
         """Return known hashes, or the caller's for the same fingerprint."""
@@ -291,7 +290,7 @@ class PromptHashes:
         if not given or len(given) != len(prompt) // block_size:
             return None
         root = self._root(fingerprint, block_size)
-        if [given[0]] != hash_blocks(root, prompt[:block_size], block_size, request.prompt_embeds):
+        if [given[0]] != hash_blocks(root, prompt[:block_size], block_size, request.content):
             return None
         self._known[fingerprint] = given
         return given

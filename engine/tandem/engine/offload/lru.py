@@ -46,13 +46,12 @@ class LRUBlocks:
         """Return a block for a new hash, and the evicted hash; None if all blocks are pinned."""
         assert digest not in self._block_of, "a hash has a host block already"
         lost = None
-        if self._empty:
-            block = self._empty.pop()
-        else:
+        if len(self._block_of) + len(self._orphans) >= self.num_blocks:
             lost = self._oldest()
             if lost is None:
                 return None
-            block = self._block_of.pop(lost)
+            self._give_back(self._block_of.pop(lost))
+        block = self._take()
         self._block_of[digest] = block
         self._line[digest] = None
         return block, lost
@@ -66,7 +65,7 @@ class LRUBlocks:
         if block in self._pins:
             self._orphans.add(block)
         else:
-            self._empty.append(block)
+            self._give_back(block)
         return True
 
     def pin(self, blocks: Iterable[int]) -> None:
@@ -81,12 +80,20 @@ class LRUBlocks:
                 del self._pins[block]
                 if block in self._orphans:
                     self._orphans.remove(block)
-                    self._empty.append(block)
+                    self._give_back(block)
                 elif block in self._aside:
                     back.append(self._aside.pop(block))
         for digest in reversed(back):
             self._line[digest] = None
             self._line.move_to_end(digest, last=False)
+
+    def _take(self) -> int:
+        """Return the number of a block without content."""
+        return self._empty.pop()
+
+    def _give_back(self, block: int) -> None:
+        """Take back a block whose content is no longer needed."""
+        self._empty.append(block)
 
     def _oldest(self) -> BlockHash | None:
         while self._line:

@@ -21,7 +21,7 @@ from tandem.protocol.errors import Refusal
 from tandem.protocol.hashing import extend_hashes
 from tandem.protocol.ids import BlockHash, RequestKey
 from tandem.protocol.outputs import TokenLogprobs
-from tandem.protocol.requests import Consume, EngineCoreRequest, ModelInputs, Produce
+from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
 from tandem.protocol.sampling import SamplingParams
 from tandem.protocol.timeline import NoteBook
 
@@ -388,9 +388,6 @@ class Request:
         if params.prompt_logprobs is not None and self.prompt_logprobs is None:
             params = msgspec.structs.replace(params, prompt_logprobs=None)  # sent already
         source = self.group.source
-        inputs = {name: getattr(source, name) for name in ModelInputs.__struct_fields__}
-        if self.num_computed >= self.num_prompt:
-            inputs["prompt_embeds"] = None  # the prompt is not computed again for this row
         return NewSequence(
             seq=self.seq,
             token_ids=self.token_ids.copy(),
@@ -400,5 +397,5 @@ class Request:
             eos_token_ids=source.eos_token_ids,
             block_ids=tuple(table.copy() for table in self.block_tables),
             has_ids=source.prompt_embeds is None,
-            **inputs,
+            **source.inputs(computes_prompt=self.num_computed < self.num_prompt),
         )

@@ -74,7 +74,7 @@ def extend_hashes(
     data = id_bytes(token_ids[first * block_size : end * block_size])
     size = _ID_BYTES * block_size
     for start in range(0, len(data), size):
-        parent = _after(parent, data[start : start + size])
+        parent = hash_bytes(parent, data[start : start + size])
         hashes.append(parent)
 
 
@@ -98,5 +98,6 @@ def id_bytes(token_ids: Sequence[int]) -> bytes:
     return ids.tobytes()
 
 
-def _after(parent: BlockHash, data: bytes) -> BlockHash:
+def hash_bytes(parent: BlockHash, data: bytes) -> BlockHash:
+    """Return the hash of a block of ids only, given as ``id_bytes``."""
     return BlockHash(blake2b(parent + data, digest_size=DIGEST_BYTES).digest())

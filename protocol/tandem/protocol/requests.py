@@ -59,6 +59,9 @@ class Pull(msgspec.Struct, frozen=True, tag="pull"):
     """Tokens of the prompt's start that this worker has cached."""
 
 
+_CONTENT = ("prompt_embeds",)
+
+
 class ModelInputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Fields of a request that the ranks read in addition to its tokens and parameters."""
 
@@ -72,6 +75,15 @@ class ModelInputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     def content(self) -> PromptContent | None:
         """Return the content of the prompt in addition to its ids."""
         return self.prompt_embeds
+
+    def inputs(self, *, computes_prompt: bool) -> dict[str, Any]:
+        """Return the fields of ModelInputs by name. Content of the prompt is left out unless a rank
+        computes any of it."""
+        return {
+            name: getattr(self, name)
+            for name in ModelInputs.__struct_fields__
+            if computes_prompt or name not in _CONTENT
+        }
 
 
 class EngineCoreRequest(ModelInputs, frozen=True, kw_only=True, omit_defaults=True):

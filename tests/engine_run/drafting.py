@@ -9,6 +9,7 @@ from tests.engine_run.cpu_engine import CPUEngine
 from torch import Tensor
 
 from tandem.engine.executor.uniproc import UniProcExecutor
+from tandem.engine.worker.drafts import Drawn
 from tandem.kernels.drafts import NONE, TokenHistory
 
 
@@ -22,14 +23,14 @@ class Guesses:
     wrong_every: int
     num_proposed: int = 0
 
-    def propose(self, history: TokenHistory, rows: Tensor, counts: Tensor) -> None:
+    def propose(self, history: TokenHistory, rows: Tensor, results: Tensor, drawn: Drawn) -> None:
         most = history.drafts.shape[1]
         for at, row in enumerate(rows.tolist()):
             tokens = history.token_ids[row, : int(history.lengths[row])].tolist()
             found = self._after(tokens, most)
             history.drafts[row] = NONE
             history.drafts[row, : len(found)] = Tensor(found).long()
-            counts[at] = len(found)
+            results[2, at] = len(found)
             self.num_proposed += len(found)
 
     def _after(self, tokens: list[int], most: int) -> list[int]:

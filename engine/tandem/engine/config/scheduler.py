@@ -15,7 +15,7 @@ from tandem.engine.config.speculative import (
     MOST_DRAFTED_SEQS,
     MOST_DRAFTS,
     MOST_SPECULATIVE_TOKENS,
-    NgramLookup,
+    DraftSource,
     lookup_of,
 )
 
@@ -124,7 +124,7 @@ class SchedulerConfig:
         check_choices(self)
 
     @property
-    def lookup(self) -> NgramLookup | None:
+    def lookup(self) -> DraftSource | None:
         """Return the parsed ``speculative_config``; None: no drafts are proposed."""
         return None if self.speculative_config is None else lookup_of(self.speculative_config)
 

@@ -37,7 +37,11 @@ class NgramLookup:
         return json.dumps({"method": "ngram", **asdict(self)})
 
 
-def lookup_of(value: object) -> NgramLookup:
+DraftSource = NgramLookup
+"""Any parsed setting."""
+
+
+def lookup_of(value: object) -> DraftSource:
     """Return the parsed setting, a JSON object or a mapping. Raise InvalidParameter."""
     given = _mapping(value)
     known = ("method", *(each.name for each in fields(NgramLookup)))

@@ -15,34 +15,42 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tandem.engine.config.speculative import NgramLookup
+from tandem.engine.models import CausalModel
 from tandem.engine.sample.rules import RowRules
 from tandem.engine.sample.transfer import index_on
 from tandem.engine.step import SeqId, SpecTokens, StepRow
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.inputs import StepInputs, StepRows
-from tandem.kernels.drafts import MOST_TOKENS, NONE, TokenHistory, accept, lookup, place
+from tandem.kernels.drafts import MOST_TOKENS, NONE, TokenHistory, accept, place
 
 Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Model and states of a step's samples."""
+
+    model: CausalModel
+    states: Tensor
+    """[positions, hidden]: states after the last norm, from which each was sampled."""
+    first: Numbers | None = None
+    """First position of each row; None if each has one."""
+
+    def after(self, accepted: Tensor) -> Tensor:
+        """Return [rows, hidden]: the state of each row's last kept sample, after so many accepted
+        drafts, int64 [rows]."""
+        if self.first is None:
+            return self.states
+        return self.states.index_select(0, index_on(self.first, accepted.device) + accepted)
 
 
 class Proposer(Protocol):
     """Source of drafts, which runs on the device after each step."""
 
-    def propose(self, history: TokenHistory, rows: Tensor, counts: Tensor) -> None:
-        """Set the drafts of ``rows`` (int64, of the batch), and their number in ``counts``."""
+    def propose(self, history: TokenHistory, rows: Tensor, results: Tensor, drawn: Drawn) -> None:
+        """Set the drafts of ``rows`` (int64, of the batch). ``results`` are those of `accept`, with
+        a row for the numbers of drafts."""
         ...
-
-
-@dataclass(frozen=True)
-class NgramProposer:
-    """Prompt lookup."""
-
-    lookup: NgramLookup
-
-    def propose(self, history: TokenHistory, rows: Tensor, counts: Tensor) -> None:
-        least, most = self.lookup.prompt_lookup_min, self.lookup.prompt_lookup_max
-        lookup(history, rows, least, most, counts)
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,8 @@ class SpecSamples:
     choices: list[tuple[int, ...]]
     spans: Numbers
     """[2, drawing rows]: first sample of each row and their number, as `accept` takes them."""
+    first: Numbers
+    """[drawing rows]: row of logits of each first sample."""
 
     @classmethod
     def of(
@@ -76,11 +86,13 @@ class SpecSamples:
         counts = np.array(more, dtype=np.int64) + 1
         behind = np.repeat(np.cumsum(counts), counts) - 1 - np.arange(counts.sum())
         choices: list[tuple[int, ...]] = []
+        first = np.cumsum(counts) - counts
         spans, at = np.ones((2, len(more)), dtype=np.int64), 0
         for place_of_row, (row, count) in enumerate(zip(sampled_rows, more, strict=True)):
             choices += [row.sample_choices] * (1 + count)
             emitted = count > 0 and bool(drafts[row.seq].emitted)
             spans[:, place_of_row] = (at + count, 1) if emitted else (at, 1 + count)
+            first[place_of_row] += count * emitted
             at += (1 + count) * len(row.sample_choices)
         return cls(
             tokens=np.repeat(ends, counts) - behind,
@@ -89,6 +101,7 @@ class SpecSamples:
             positions=np.repeat(lens - batch.prompts[index], counts) - behind,
             choices=choices,
             spans=spans,
+            first=first,
         )
 
 
@@ -122,11 +135,11 @@ class RowDrafts:
         self.proposed: dict[int, list[int]] = {}
         """Drafts of rows with rules, on the host."""
 
-    def warm(self, inputs: StepInputs, last_tokens: Tensor) -> None:
-        """Load the kernels with a step of padding."""
+    def warm(self, inputs: StepInputs, last_tokens: Tensor, drawn: Drawn) -> None:
+        """Load the kernels with a step of padding, of one row."""
         self.place(inputs)
         spare = index_on([self._batch.capacity], self._device)
-        self.accept(spare, None, torch.zeros_like(spare), last_tokens)
+        self.accept(spare, None, torch.zeros_like(spare), last_tokens, drawn)
 
     def add(self, row: int, token_ids: Sequence[int]) -> None:
         """Set the tokens of a new row."""
@@ -155,16 +168,21 @@ class RowDrafts:
         return np.where(drawn_here, rows.first + 1 - self.known[index], 0)
 
     def accept(
-        self, rows: Tensor, spans: Numbers | None, token_ids: Tensor, last_tokens: Tensor
+        self,
+        rows: Tensor,
+        spans: Numbers | None,
+        token_ids: Tensor,
+        last_tokens: Tensor,
+        drawn: Drawn,
     ) -> tuple[Tensor, Tensor]:
         """Keep the samples of a step and propose. ``spans`` is None if each row has one sample.
 
-        Return, on their way to the host, the results of `accept` and `lookup` (int64 [3, rows]) and
-        the drafts (int64 [rows, most]).
+        Return, on their way to the host, the results of `accept` and of the proposer (int64 [3,
+        rows]) and the drafts (int64 [rows, most]).
         """
         each = self._single[:, : len(rows)] if spans is None else index_on(spans, self._device)
         results = accept(self.history, rows, each, token_ids, last_tokens)
-        self.proposer.propose(self.history, rows, results[2])
+        self.proposer.propose(self.history, rows, results, drawn)
         drafts = self.history.drafts.index_select(0, rows)
         return results.to("cpu", non_blocking=True), drafts.to("cpu", non_blocking=True)
 

@@ -13,6 +13,7 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.kv_memory import KVCacheAllocator
 from tandem.engine.sample import SamplingKind
 from tandem.engine.sample.bounds import BoundsStage
+from tandem.engine.worker.drafts import Drawn
 from tandem.engine.worker.graphs import encoder_shapes, step_shapes
 from tandem.engine.worker.profile import (
     activation_bytes,
@@ -103,7 +104,10 @@ def capture(config: EngineConfig, runner: ModelRunner) -> None:
     runner.batch.sampling.bounds = bounds = _bounds(config, runner.stager.device)
     if runner.drafts is not None:
         inputs = runner.stager.stage_nothing(StepShape(1, 0, 0))
-        runner.drafts.warm(inputs, runner.stager.staging.last_tokens)
+        size, dtype = config.facts.hidden_size, getattr(torch, config.dtype)
+        states = torch.zeros(1, size, dtype=dtype, device=runner.stager.device)
+        last_tokens = runner.stager.staging.last_tokens
+        runner.drafts.warm(inputs, last_tokens, Drawn(runner.model, states))
     if shapes and config.model.enable_prompt_embeds:
         most = max(each.tokens for each in shapes)
         runner.vectors = VectorStage(most, config.facts.hidden_size, runner.stager.device)

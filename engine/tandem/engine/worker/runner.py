@@ -47,7 +47,7 @@ from tandem.engine.step import (
 )
 from tandem.engine.threads import StepThreads
 from tandem.engine.worker.device_events import DeviceEvent, moment
-from tandem.engine.worker.drafts import RowDrafts, SpecSamples, rules_before
+from tandem.engine.worker.drafts import Drawn, RowDrafts, SpecSamples, rules_before
 from tandem.engine.worker.graphs import SamplerGraphs, StepGraphs
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.inputs import (
@@ -230,10 +230,10 @@ class ModelRunner:
         launched, rows, drawing, inputs, hidden, scored, pooled, drafted = computed
         draws = len(launched.sampled_rows) if drafted is None else len(drafted.rows)
         kind = self._alike(rows, inputs)
+        wanted = hidden[:draws]
         if kind is not None:
-            self._draw_alike(launched, rows, inputs, kind)
+            self._draw_alike(launched, rows, inputs, kind, wanted)
         elif launched.sampled_rows:
-            wanted = hidden[:draws]
             if drafted is None:
                 self._draw(launched, rows, drawing, wanted, inputs)
             else:
@@ -306,7 +306,12 @@ class ModelRunner:
         return SamplingKind(kinds[0]) if (kinds == kinds[0]).all() else None
 
     def _draw_alike(
-        self, launched: LaunchedStep, rows: StepRows, inputs: StepInputs, kind: SamplingKind
+        self,
+        launched: LaunchedStep,
+        rows: StepRows,
+        inputs: StepInputs,
+        kind: SamplingKind,
+        hidden: Tensor,
     ) -> None:
         sampling, device = self.batch.sampling, self.stager.device
         bounded = bool(sampling.masks)
@@ -318,7 +323,8 @@ class ModelRunner:
         tokens = self.choices.replay(inputs.shape, kind, bounded=bounded)
         tokens = tokens[: len(launched.sampled_rows)]
         if self.drafts is not None:
-            self._accept(self.drafts, launched, tokens, inputs.targets, None)
+            drawn = Drawn(self.model, hidden)
+            self._accept(self.drafts, launched, tokens, inputs.targets, None, drawn)
         launched.tokens = tokens.to("cpu", non_blocking=True)
 
     def _draw(
@@ -349,7 +355,7 @@ class ModelRunner:
         if len(out.token_ids) > len(index):
             first = np.fromiter(_first_draws(launched.sampled_rows), dtype=np.int64)
             spans = np.stack((first, np.ones_like(first)))
-        self._keep(launched, out, inputs.targets, spans)
+        self._keep(launched, out, inputs.targets, spans, Drawn(self.model, hidden))
 
     def _draw_drafted(
         self,
@@ -380,7 +386,8 @@ class ModelRunner:
             drawn_at=drawn_at,
         )
         sampling.ahead = {}
-        self._keep(launched, out, inputs.targets, drafted.spans)
+        drawn = Drawn(self.model, hidden, drafted.first)
+        self._keep(launched, out, inputs.targets, drafted.spans, drawn)
 
     def _drawn_at(
         self,
@@ -411,12 +418,17 @@ class ModelRunner:
         return positions - drafts.ahead(rows)[places]
 
     def _keep(
-        self, launched: LaunchedStep, out: SamplerOutput, targets: Tensor, spans: Numbers | None
+        self,
+        launched: LaunchedStep,
+        out: SamplerOutput,
+        targets: Tensor,
+        spans: Numbers | None,
+        drawn: Drawn,
     ) -> None:
         """Keep the last token of each row; ``spans`` are its samples, None for one each."""
         last_tokens = self.stager.staging.last_tokens
         if self.drafts is not None:
-            self._accept(self.drafts, launched, out.token_ids, targets, spans)
+            self._accept(self.drafts, launched, out.token_ids, targets, spans, drawn)
         elif spans is None:
             last_tokens.index_copy_(0, targets, out.token_ids)
         else:
@@ -432,6 +444,7 @@ class ModelRunner:
         token_ids: Tensor,
         targets: Tensor,
         spans: Numbers | None,
+        drawn: Drawn,
     ) -> None:
         if launched.late:
             sampled = enumerate(launched.sampled_rows)
@@ -439,7 +452,7 @@ class ModelRunner:
             spare = index_on([self.batch.capacity] * len(late), targets.device)
             targets = targets.index_copy(0, index_on(late, targets.device), spare)
         launched.results, launched.proposed = drafts.accept(
-            targets, spans, token_ids, self.stager.staging.last_tokens
+            targets, spans, token_ids, self.stager.staging.last_tokens, drawn
         )
 
     def _note_tokens(self, seq: SeqId, token_ids: Sequence[int], proposed: Tensor | None) -> None:

@@ -27,7 +27,7 @@ from tandem.engine.sample.batch import RowProcessors
 from tandem.engine.step import SchedulerOutput, TokenMasks
 from tandem.engine.threads import StepThreads
 from tandem.engine.worker import gpu
-from tandem.engine.worker.drafts import NgramProposer, RowDrafts
+from tandem.engine.worker.drafts import RowDrafts
 from tandem.engine.worker.input_batch import InputBatch, batch_of
 from tandem.engine.worker.inputs import StepStager
 from tandem.engine.worker.kv_cache import KVCacheMemory
@@ -35,6 +35,7 @@ from tandem.engine.worker.launched import LaunchedStep
 from tandem.engine.worker.medium import num_cpu_blocks, open_medium
 from tandem.engine.worker.offload import available
 from tandem.engine.worker.profile import shortened, steps
+from tandem.engine.worker.proposers import proposer_of
 from tandem.engine.worker.row_inputs import row_inputs
 from tandem.engine.worker.runner import ModelRunner
 from tandem.engine.worker.sleep_mode import RankMemory
@@ -336,11 +337,11 @@ class Worker:
         )
 
     def _drafts(self, batch: InputBatch) -> RowDrafts | None:
-        lookup = self._config.scheduler.lookup
-        if lookup is None:
+        proposer, longest = proposer_of(self._config), self._config.max_model_len
+        if proposer is None:
             return None
-        longest, most = self._config.max_model_len, lookup.num_speculative_tokens
-        return RowDrafts(NgramProposer(lookup), batch, self._device, max_len=longest, most=most)
+        most = self._config.scheduler.num_speculative_tokens
+        return RowDrafts(proposer, batch, self._device, max_len=longest, most=most)
 
     def _processors(self) -> RowProcessors | None:
         classes = ProcessorClasses(self._config.model.logits_processors)

@@ -17,7 +17,7 @@ from rig import DUMMIES
 
 from tandem.engine.config import EngineConfig, ModelFacts
 from tandem.engine.worker.input_batch import batch_of
-from tandem.engine.worker.inputs import StepRows
+from tandem.engine.worker.step_rows import StepRows
 from tandem.engine.worker.worker import Worker
 from tandem.protocol.card import blocks_for
 

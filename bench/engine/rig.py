@@ -55,8 +55,14 @@ QWEN3_06B: dict[str, Any] = {
     "num_attention_heads": 16,
     "tie_word_embeddings": True,
 }
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
 DUMMY = "qwen3-8b"
-DUMMIES = {DUMMY: QWEN3_8B, "qwen2.5-7b": QWEN25_7B, "qwen3-0.6b": QWEN3_06B}
+DUMMIES = {
+    DUMMY: QWEN3_8B,
+    "qwen3-8b-fp8": {**QWEN3_8B, "quantization_config": FP8},
+    "qwen2.5-7b": QWEN25_7B,
+    "qwen3-0.6b": QWEN3_06B,
+}
 """Not folders: the shapes above by name, with weights that no file holds."""
 ROUTER = b"bench-engine-000"
 GREEDY = SamplingParams(temperature=0.0, seed=0)

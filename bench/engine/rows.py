@@ -19,7 +19,8 @@ import torch
 from rig import DUMMY, ROUTER, Rig
 
 from tandem.engine.step import NewSequence, SeqId
-from tandem.engine.worker.inputs import StepInputs, StepRows
+from tandem.engine.worker.inputs import StepInputs
+from tandem.engine.worker.step_rows import StepRows
 from tandem.kernels.measure.timing import replay_us
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.requests import EngineCoreRequest

@@ -20,6 +20,7 @@ import tokenizers
 import torch
 from client import Answer, events
 from conftest import DEADLINE, STEPS
+from gemma3 import IS_INSTALLED, NUM_SHORT, WHY_SKIPPED, gemma_rows, prepared_gemma
 from make_reference import greedy
 from reference import Row
 from stack import Stack
@@ -28,7 +29,14 @@ from tokenizers import decoders, models, pre_tokenizers
 
 pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.timeout(300)]
 
-FAMILIES = ("gemma3", "qwen3_5")
+REAL = "gemma3-270m"
+FAMILIES = (
+    *(pytest.param(name, marks=pytest.mark.nightly) for name in ("gemma3", "mistral-window")),
+    pytest.param(
+        REAL, marks=[pytest.mark.nightly, pytest.mark.skipif(not IS_INSTALLED, reason=WHY_SKIPPED)]
+    ),
+    "qwen3_5",
+)
 VOCABULARY = 320
 MOST_TOKENS = 4096
 LONG, SHORT = 2500, 300
@@ -37,7 +45,7 @@ FEW, MANY = 16, 384
 """Tokens of their answers."""
 
 
-def with_tokenizer(name: str, folder: Path) -> Path:
+def with_tokenizer(name: str, folder: Path) -> None:
     """Copy the tiny model with room for more tokens and a tokenizer of bytes."""
     shutil.copytree(folder_of(name), folder)
     config = json.loads((folder / "config.json").read_text())
@@ -50,7 +58,6 @@ def with_tokenizer(name: str, folder: Path) -> Path:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     made.save(str(folder / "tokenizer.json"))
-    return folder
 
 
 def row(model: Any, length: int, count: int) -> Row:
@@ -59,15 +66,24 @@ def row(model: Any, length: int, count: int) -> Row:
     return Row(prompt, *greedy(model, prompt, count))
 
 
+def model_and_rows(name: str, folder: Path) -> tuple[Path, Row, Row]:
+    """Return the folder of a model, a row for P and one for D."""
+    if name == REAL:
+        prepared = prepared_gemma().path
+        rows = gemma_rows(prepared)
+        return prepared, rows[-1], rows[NUM_SHORT]
+    with_tokenizer(name, folder)
+    model = class_of(name).from_pretrained(folder, dtype=torch.float32).eval()
+    return folder, row(model, LONG, FEW), row(model, SHORT, MANY)
+
+
 @pytest.fixture(scope="module", params=FAMILIES)
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Stack, Row, Row]]:
     """A stack of one prefill and two decode workers, and transformers' answers."""
     place = tmp_path_factory.mktemp(request.param)
-    folder = with_tokenizer(request.param, place / "model")
-    model = class_of(request.param).from_pretrained(folder, dtype=torch.float32).eval()
-    rows = row(model, LONG, FEW), row(model, SHORT, MANY)
+    folder, long, short = model_and_rows(request.param, place / "model")
     running = Stack.running(
         str(folder),
         place / "stack.log",
@@ -76,7 +92,7 @@ def served(
         router_flags=["--request-timeout", f"{DEADLINE:g}"],
     )
     with running as stack:
-        yield stack, *rows
+        yield stack, long, short
 
 
 async def struck(stack: Stack, asked: Row, role: str, after: int) -> Answer:

@@ -1,6 +1,6 @@
-"""Bytes of KV that one decoding request of Gemma 3 270M holds, by kind of layers.
+"""Bytes of KV that one decoding request holds, by kind of layers.
 
-python -m tests.engine_run.kv_bytes prints the table of docs/performance.md.
+python -m tests.engine_run.kv_bytes prints the table of Gemma 3 270M in docs/performance.md.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.engine_plan.builders import Harness, request_of
 
@@ -32,6 +32,31 @@ GEMMA3_270M = {
     "sliding_window_pattern": 6,
     "vocab_size": 262144,
 }
+MISTRAL_7B = {
+    "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 65536,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "sliding_window": 4096,
+    "vocab_size": 32000,
+}
+QWEN3_5 = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "full_attention_interval": 4,
+    "hidden_size": 1024,
+    "intermediate_size": 3584,
+    "linear_num_value_heads": 16,
+    "max_position_embeddings": 65536,
+    "num_attention_heads": 8,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 2,
+    "vocab_size": 248320,
+}
 
 
 class Held(NamedTuple):
@@ -46,17 +71,17 @@ class Held(NamedTuple):
         return self.block_bytes * sum(count for each, count in pairs if each is kind)
 
 
-def facts() -> ModelFacts:
+def facts(config: dict[str, Any]) -> ModelFacts:
     with tempfile.TemporaryDirectory() as place:
-        (Path(place) / "config.json").write_text(json.dumps(GEMMA3_270M))
+        (Path(place) / "config.json").write_text(json.dumps(config))
         return read_facts(Path(place))
 
 
-def held(num_tokens: int) -> Held:
+def held(num_tokens: int, config: dict[str, Any] = GEMMA3_270M) -> Held:
     """Compute a prompt in chunks and one decode; return what the request then holds."""
     harness = Harness(
         num_blocks=20_000,
-        facts=facts(),
+        facts=facts(config),
         dtype="bfloat16",
         max_num_batched_tokens=CHUNK,
         max_model_len=LENGTHS[-1] + 16,

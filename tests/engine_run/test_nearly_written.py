@@ -9,8 +9,8 @@ import pytest
 from tests.engine_run.cpu_engine import CPUEngine
 
 from tandem.engine.worker import runner
-from tandem.engine.worker.inputs import StepRows
 from tandem.engine.worker.launched import LaunchedStep
+from tandem.engine.worker.step_rows import StepRows
 
 
 class Counted:

@@ -29,7 +29,7 @@ def test_every_number_of_prompts_and_of_draws_is_run(monkeypatch):
 
     of_model = type(runner.model)
 
-    monkeypatch.setattr(type(runner), "hidden", lambda _, inputs, **_beside: step(inputs))
+    monkeypatch.setattr(type(runner), "hidden", lambda _, inputs, *_more: step(inputs))
     monkeypatch.setattr(of_model, "logits", lambda _, rows: draw(rows))
     load_kernels(driver.config, runner, torch.device("cpu"))
     assert draws == [1, 2, 4, 8, 11]
@@ -53,7 +53,7 @@ def test_the_largest_step_is_one_of_all_its_tokens(monkeypatch):
         steps.append(inputs.sequences.seq_lens.tolist())
         return hidden(inputs)
 
-    monkeypatch.setattr(type(runner), "hidden", lambda _, inputs, **_beside: step(inputs))
+    monkeypatch.setattr(type(runner), "hidden", lambda _, inputs, *_more: step(inputs))
     largest_steps(driver.config, runner, torch.device("cpu"))
     assert driver.config.max_model_len == 512
     assert steps[0] == [512, 188]

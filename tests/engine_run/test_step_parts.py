@@ -18,8 +18,9 @@ from tandem.engine.step import NewSequence, SchedulerOutput, SeqId, StepRow
 from tandem.engine.worker import inputs as inputs_module
 from tandem.engine.worker.device_events import PAST, moment
 from tandem.engine.worker.input_batch import InputBatch
-from tandem.engine.worker.inputs import StepRows, StepStager, unpadded
+from tandem.engine.worker.inputs import StepStager, unpadded
 from tandem.engine.worker.staging import KEPT_TAILS, StepShape
+from tandem.engine.worker.step_rows import StepRows
 from tandem.memory.device import DeviceMemoryError, MappedAllocator
 from tandem.protocol.pooling import NO_SAMPLING, ModelPooling, PoolingParams
 from tandem.protocol.sampling import SamplingParams

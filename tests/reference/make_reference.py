@@ -26,7 +26,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 from gemma3 import PACKAGE, gemma_prompts, prepared_gemma  # noqa: E402
 from prompts import make_prompts  # noqa: E402
 
-NEW_TOKENS = {"smollm2": 64, "small": 64, "gemma3": 16}
+NEW_TOKENS = {"smollm2": 64, "small": 64, "gemma3": 24}
 MORE_TOKENS = {"small": dict.fromkeys((32, 33, 35, 36), 512)}
 """Rows whose answers workers are killed in."""
 

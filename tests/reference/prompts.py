@@ -83,17 +83,19 @@ def _dialogue(draw: random.Random) -> str:
 _KINDS: list[Callable[[random.Random], str]] = [_prose, _code, _table, _dialogue]
 
 
-def lengths(longest: int = LONGEST) -> list[int]:
+def lengths(shortest: int = SHORTEST, longest: int = LONGEST) -> list[int]:
     """Prompt lengths in tokens, spaced by a constant ratio from shortest to longest."""
-    ratio = (longest / SHORTEST) ** (1 / (COUNT - 1))
-    return [round(SHORTEST * ratio**index) for index in range(COUNT)]
+    ratio = (longest / shortest) ** (1 / (COUNT - 1))
+    return [round(shortest * ratio**index) for index in range(COUNT)]
 
 
-def make_prompts(encode: Callable[[str], list[int]], longest: int = LONGEST) -> list[list[int]]:
+def make_prompts(
+    encode: Callable[[str], list[int]], shortest: int = SHORTEST, longest: int = LONGEST
+) -> list[list[int]]:
     """Token ids of the prompts, shortest first. ``encode`` must add no special tokens."""
     shared = _ids(random.Random(0), _prose, SHARED_PREFIX_TOKENS, encode)
     prompts = []
-    for index, length in enumerate(lengths(longest)):
+    for index, length in enumerate(lengths(shortest, longest)):
         draw = random.Random(1000 + index)
         ids = _ids(draw, _KINDS[index % len(_KINDS)], length, encode)
         if index % 3 == 0 and length > SHARED_PREFIX_TOKENS:

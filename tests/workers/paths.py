@@ -10,7 +10,7 @@ from typing import Any
 
 from reference import Row
 from tests.engine_run.cpu_engine import ROUTER, CPUEngine
-from tests.workers.pair import Pair
+from tests.workers.pair import Half, Pair
 
 from tandem.engine.cache.groups import CacheGroups
 from tandem.engine.config import EngineConfig
@@ -51,8 +51,11 @@ class Served:
         return CPUEngine(self.folder, dtype="float32", **settings)
 
     @contextmanager
-    def pair(self, connector: str, sizes: tuple[int, int] = (16, 16)) -> Iterator[Pair]:
-        made = Pair(connector, block_sizes=sizes, engine={"folder": self.folder, **self.settings()})
+    def pair(
+        self, connector: str, sizes: tuple[int, int] = (16, 16), **more: Any
+    ) -> Iterator[Pair]:
+        settings = {"folder": self.folder, **self.settings(**more)}
+        made = Pair(connector, block_sizes=sizes, engine=settings)
         made.seconds = self.seconds
         try:
             yield made
@@ -60,6 +63,15 @@ class Served:
             made.decode.core.check_integrity()
         finally:
             made.close()
+
+    def tier(self, *rows: Row) -> dict[str, Any]:
+        """Return settings of an engine with room for the longest row, and six times that in host
+        memory."""
+        longest = max(len(row.prompt) + len(row.tokens) for row in rows)
+        num_blocks = self.num_blocks(longest) + 8
+        config = EngineConfig.of(self.folder, device="cpu", dtype="float32")
+        size = 6 * num_blocks * config.layout.block_bytes / GIB
+        return {"num_gpu_blocks_override": num_blocks, "kv_offloading_size": size}
 
 
 def check(row: Row, tokens: Sequence[int], known: int = 0) -> None:
@@ -76,12 +88,19 @@ def answer(engine: CPUEngine, rows: Sequence[Row]) -> None:
     engine.core.check_integrity()
 
 
-def handed_over(pair: Pair, name: str, row: Row, known: int = 0) -> None:
-    """Ask both legs for the row, of which the first ``known`` tokens were sent, and check it."""
+def handed_over(
+    pair: Pair, name: str, row: Row, known: int = 0, preempt_after: int | None = None
+) -> None:
+    """Ask both legs for the row, of which the first ``known`` tokens were sent, and check it. D
+    preempts it after ``preempt_after`` tokens."""
     emitted = [row.tokens[:known]] if known else []
     count = len(row.tokens)
     budget_ms = round(1000 * pair.seconds)
     pair.ask(name, row.prompt, emitted, budget_ms=budget_ms, max_tokens=count, ignore_eos=True)
+    if preempt_after is not None:
+        pair.until(lambda: len(pair.decode.tokens(name)) >= preempt_after)
+        requests = pair.decode.core.scheduler.request_table
+        requests.preempt(requests.running.pop())
     pair.until(lambda: pair.decode.finished(name) or bool(pair.decode.failed))
     assert not pair.decode.failed
     pair.until(lambda: not pair.prefill.core.has_work and not pair.decode.core.has_work)
@@ -122,11 +141,12 @@ def counted_preemptions() -> Iterator[list[int]]:
         RequestTable.preempt = preempt  # type: ignore[method-assign]
 
 
-def preempted(served: Served) -> None:
+def preempted(served: Served, **settings: Any) -> None:
     """The prompts fill the pool. Short answers grow, so the long request is preempted."""
     rows = (*served.rows[:8], served.rows[-1])
     num_blocks = served.num_blocks(*(len(row.prompt) for row in rows))
-    engine = served.engine(num_blocks, watermark=0.0, least_mixed_tokens=served.chunk)
+    tight = {"watermark": 0.0, "least_mixed_tokens": served.chunk}
+    engine = served.engine(num_blocks, **tight, **settings)
     with counted_preemptions() as found:
         answer(engine, rows)
     assert max(found, default=0) > served.window
@@ -135,16 +155,16 @@ def preempted(served: Served) -> None:
 def offloaded(served: Served) -> None:
     """Rows evict each other from the device, and come back from host memory."""
     rows = served.rows[-3:]
-    longest = len(rows[-1].prompt) + len(rows[-1].tokens)
-    num_blocks = served.num_blocks(longest) + 8
-    config = EngineConfig.of(served.folder, device="cpu", dtype="float32")
-    size = 6 * num_blocks * config.layout.block_bytes / GIB
-    engine = served.engine(num_blocks, kv_offloading_size=size)
+    engine = served.engine(**served.tier(*rows))
     for _ in range(2):
         answer(engine, rows)
+    assert_loaded(engine, served.window)
+
+
+def assert_loaded(engine: CPUEngine | Half, num_tokens: int) -> None:
     tier = engine.core._offload
     assert tier is not None
-    assert tier.stats.hit_tokens >= served.window
+    assert tier.stats.hit_tokens >= num_tokens
     assert not tier.stats.num_failed_loads
 
 
@@ -188,9 +208,41 @@ def unequal(served: Served, connector: str) -> None:
             handed_over(pair, "cached", served.rows[-2])
 
 
+def preempted_at_d(served: Served, connector: str) -> None:
+    """A prompt that was handed over is computed again at D, and so is what D decoded."""
+    with served.pair(connector) as pair, counted_preemptions() as found:
+        handed_over(pair, "preempted", served.rows[-1], preempt_after=5)
+    assert max(found, default=0) > served.window
+
+
+def offloaded_by_both(served: Served, connector: str) -> None:
+    """Rows evict each other from P and D. P hands over what comes from host memory, and D continues
+    what it computed itself."""
+    rows = served.rows[-3:]
+    with served.pair(connector, **served.tier(*rows)) as pair:
+        for turn in ("cold", "offloaded"):
+            for row in rows:
+                handed_over(pair, f"{turn} {len(row.prompt)}", row)
+            for row in rows:
+                pair.decode.outputs.clear()
+                (tokens,) = pair.alone(row.prompt, max_tokens=len(row.tokens), ignore_eos=True)
+                check(row, tokens)
+        assert_loaded(pair.prefill, served.window)
+        assert_loaded(pair.decode, served.window)
+
+
 ENGINE_PATHS: dict[str, Callable[[Served], None]] = {
     each.__name__: each for each in (aggregated, prefix_hits, preempted, offloaded, resumed)
 }
 PAIR_PATHS: dict[str, Callable[[Served, str], None]] = {
-    each.__name__: each for each in (handoff, unequal)
+    each.__name__: each for each in (handoff, unequal, preempted_at_d, offloaded_by_both)
 }
+PAIR_CASES = (
+    ("handoff", "tcp"),
+    ("handoff", "shm"),
+    ("unequal", "tcp"),
+    ("unequal", "shm"),
+    ("preempted_at_d", "shm"),
+    ("offloaded_by_both", "shm"),
+)
+"""Paths of pairs with a connector."""

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gemma3 import IS_INSTALLED, WHY_SKIPPED, WINDOW, gemma_rows, prepared_gemma
+from gemma3 import IS_INSTALLED, NUM_SHORT, WHY_SKIPPED, WINDOW, gemma_rows, prepared_gemma
 from tests.workers.paths import (
+    PAIR_CASES,
     PAIR_PATHS,
     Served,
     aggregated,
@@ -21,12 +22,12 @@ from tests.workers.paths import (
 pytestmark = [
     pytest.mark.nightly,
     pytest.mark.slow,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(not IS_INSTALLED, reason=WHY_SKIPPED),
 ]
 
-SOME = (*range(1, 9), 49, 51, 60)
-"""Rows of 17 to 28 tokens, and of 518, 597 and 1,131."""
+SOME = (*range(NUM_SHORT), 8, 9, 24)
+"""Rows of 17 to 24 tokens, and of 1,004, 1,017 and 1,225."""
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +40,7 @@ def two_threads() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def whole() -> Served:
-    """The model with all 64 rows."""
+    """The model with all 72 rows."""
     folder = prepared_gemma().path
     return Served(folder, gemma_rows(folder), WINDOW, chunk=256, seconds=300.0)
 
@@ -48,9 +49,13 @@ def some(whole: Served, *picked: int) -> Served:
     return replace(whole, rows=tuple(whole.rows[index] for index in picked))
 
 
-def test_64_answers_equal_transformers(whole: Served) -> None:
-    assert sum(len(row.prompt) > 2 * WINDOW for row in whole.rows) == 5
-    aggregated(whole)
+@pytest.mark.parametrize("half", [0, 1])
+def test_64_answers_equal_transformers(whole: Served, half: int) -> None:
+    """Each crosses the window twice; half of them are asked for at once."""
+    rows = whole.rows[NUM_SHORT:]
+    assert len(rows) == 64
+    assert min(len(row.prompt) + len(row.tokens) for row in rows) > 2 * WINDOW
+    aggregated(replace(whole, rows=rows[half::2]))
 
 
 @pytest.mark.parametrize("path", [prefix_hits, offloaded, resumed])
@@ -61,10 +66,10 @@ def test_tokens_of_one_engine_equal_transformers(
 
 
 def test_a_preempted_request_has_the_tokens_of_transformers(whole: Served) -> None:
-    """The window of the row of 518 tokens begins to move while the row is decoded."""
-    preempted(some(whole, *SOME[:9]))
+    """After steps of 128 tokens, windows leave too few blocks for the short answers."""
+    preempted(replace(some(whole, *SOME[:9]), chunk=128))
 
 
-@pytest.mark.parametrize("path", PAIR_PATHS)
-def test_tokens_of_a_pair_equal_transformers(whole: Served, path: str) -> None:
-    PAIR_PATHS[path](some(whole, *SOME), "tcp")
+@pytest.mark.parametrize(("path", "connector"), PAIR_CASES)
+def test_tokens_of_a_pair_equal_transformers(whole: Served, path: str, connector: str) -> None:
+    PAIR_PATHS[path](some(whole, *SOME), connector)

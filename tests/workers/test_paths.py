@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
+from make_reference import greedy
 from reference import Row
-from tests.engine_run.tiny_models import WINDOW, folder_of, judged
-from tests.workers.paths import ENGINE_PATHS, PAIR_PATHS, Served
+from tests.engine_run.forked_rank import ForkedExecutor
+from tests.engine_run.tiny_models import WINDOW, folder_of, judge_of
+from tests.forked import fork_server
+from tests.workers.paths import ENGINE_PATHS, PAIR_CASES, PAIR_PATHS, Served, preempted
 
 FAMILIES = ("gemma3", "mistral-window", "qwen3_5")
 LENGTHS = (*range(4, 12), 47, 96, 128, 203)
 COUNT = 16
-
-
-def full(value: str) -> Any:
-    return pytest.param(value, marks=pytest.mark.full)
+DIRECT = (("handoff", "memory_blocks"), ("unequal", "memory_blocks"))
+"""Cases of a transport that writes the blocks of D."""
 
 
 @pytest.fixture(autouse=True)
@@ -35,9 +35,7 @@ def served(family: str) -> Served:
     rows = []
     for length in LENGTHS:
         prompt = [3 + (11 * at + at // 7 + length) % 300 for at in range(length)]
-        tokens, logits = judged(family, prompt, COUNT)
-        best = logits.topk(2).values
-        rows.append(Row(prompt, tokens, (best[:, 0] - best[:, 1]).tolist()))
+        rows.append(Row(prompt, *greedy(judge_of(family), prompt, COUNT)))
     return Served(folder_of(family), tuple(rows), WINDOW, chunk=40)
 
 
@@ -47,10 +45,27 @@ def test_tokens_of_one_engine_equal_transformers(family: str, path: str) -> None
     ENGINE_PATHS[path](served(family))
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("family", FAMILIES[:2])
+def test_two_ranks_preempt_and_equal_transformers(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    fork_server("rank")
+    executor = ForkedExecutor()
+    try:
+        preempted(served(family), executor=executor, tensor_parallel_size=2)
+    finally:
+        executor.stop()
+
+
 @pytest.mark.parametrize(
-    "connector", ["tcp", pytest.param("memory_blocks", marks=pytest.mark.full)]
+    ("path", "connector"),
+    [
+        PAIR_CASES[0],
+        *(pytest.param(*each, marks=pytest.mark.full) for each in (*PAIR_CASES[1:], *DIRECT)),
+    ],
 )
-@pytest.mark.parametrize("path", ["handoff", pytest.param("unequal", marks=pytest.mark.full)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_of_a_pair_equal_transformers(family: str, path: str, connector: str) -> None:
     PAIR_PATHS[path](served(family), connector)

@@ -4,11 +4,11 @@ head."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from torch import Tensor
 from torch.nn.functional import embedding, layer_norm
 
+from tandem.engine.delta import Delta
 from tandem.engine.loader import INPUTS, Weights
 from tandem.engine.quant import LinearMethod, LinearPart, Product, Rows
 from tandem.engine.ranks import ALONE, Ranks
@@ -67,15 +67,6 @@ class LayerNorm:
     def of_sum(self, x: Tensor, residual: Tensor) -> Tensor:
         """Return the normed x + residual, both [tokens, hidden]; one kernel on a GPU."""
         return add_layer_norm(x, residual, self._gain, self._shift, self._eps)
-
-
-class Delta(Protocol):
-    """Addend of a linear layer's product, such as an adapter's."""
-
-    def __call__(self, x: Tensor, rows: Rows | None) -> Tensor:
-        """Return [tokens, out] of x [tokens, in]. If ranks sum the layer's products, x is this
-        rank's part and the result a partial sum."""
-        ...
 
 
 class Linear:

@@ -7,13 +7,22 @@ Call ``open_weights``, ``get`` or ``raw`` for each tensor, then ``check_all_used
 from tandem.engine.loader.errors import LoadError
 from tandem.engine.loader.opening import DummyWeights, open_weights
 from tandem.engine.loader.safetensors import SafetensorsWeights
-from tandem.engine.loader.weights import INPUTS, OUTPUTS, WHOLE, Shard, TensorSpec, Weights
+from tandem.engine.loader.weights import (
+    INPUTS,
+    OUTPUTS,
+    WHOLE,
+    LinearPart,
+    Shard,
+    TensorSpec,
+    Weights,
+)
 
 __all__ = [
     "INPUTS",
     "OUTPUTS",
     "WHOLE",
     "DummyWeights",
+    "LinearPart",
     "LoadError",
     "SafetensorsWeights",
     "Shard",

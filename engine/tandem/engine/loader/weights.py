@@ -7,18 +7,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+from tandem.engine.delta import Delta
 from tandem.engine.loader.errors import LoadError
 from tandem.engine.loader.files import FLOATS, TYPES, Progress
 from tandem.engine.ranks import ALONE, Ranks
-
-if TYPE_CHECKING:
-    from tandem.engine.layers.linear import Delta
-    from tandem.engine.quant import LinearPart
 
 OUTPUTS, INPUTS = 0, 1
 """Dimensions of a weight [out, in]."""
@@ -67,6 +64,28 @@ class TensorSpec(NamedTuple):
     dtype: str
     """Name of the type in safetensors."""
     shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LinearPart:
+    """Linear layer of the checkpoint; several with the same input are loaded as one."""
+
+    prefix: str
+    """Names of the layer's tensors up to the last dot."""
+    shape: tuple[int, int]
+    """(out, in) of the whole layer."""
+    bias: bool = False
+    shard: Shard = WHOLE
+
+    def read_bias(self, source: Weights) -> Tensor | None:
+        """Return the bias [out] of this rank's outputs. If ranks' results are summed, only the
+        first has it."""
+        if not self.bias:
+            return None
+        summed = self.shard.count > 1 and self.shard.dim == INPUTS
+        shard = WHOLE if summed else self.shard
+        bias = source.get(f"{self.prefix}.bias", (self.shape[0],), shard)
+        return None if summed and self.shard.rank else bias.clone()
 
 
 class Weights(ABC):

@@ -7,58 +7,16 @@ before it and the residual stream or activation after it, so that kernels may fu
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from tandem.engine.loader import INPUTS, WHOLE, Shard, Weights
+from tandem.engine.delta import Rows
+from tandem.engine.loader import LinearPart, Weights
 from tandem.kernels.activation import Gate, gated
 from tandem.kernels.norm import rms_norm
-
-Input = TypeVar("Input")
-
-
-class Rows(Protocol):
-    """Sequences and positions of a product's rows, made when a property is read."""
-
-    @property
-    def positions(self) -> Tensor:
-        """Return each row's position in its sequence, int64 [rows]."""
-        ...
-
-    @property
-    def sequences(self) -> Tensor:
-        """Return each row's sequence in the step's order, int64 [rows]."""
-        ...
-
-    def given(self, kind: type[Input]) -> Iterator[Input]:
-        """Yield the inputs of one kind that the step has in addition to its tokens."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class LinearPart:
-    """Linear layer of the checkpoint; several with the same input are loaded as one."""
-
-    prefix: str
-    """Names of the layer's tensors up to the last dot."""
-    shape: tuple[int, int]
-    """(out, in) of the whole layer."""
-    bias: bool = False
-    shard: Shard = WHOLE
-
-    def read_bias(self, source: Weights) -> Tensor | None:
-        """Return the bias [out] of this rank's outputs. If ranks' results are summed, only the
-        first has it."""
-        if not self.bias:
-            return None
-        summed = self.shard.count > 1 and self.shard.dim == INPUTS
-        shard = WHOLE if summed else self.shard
-        bias = source.get(f"{self.prefix}.bias", (self.shape[0],), shard)
-        return None if summed and self.shard.rank else bias.clone()
 
 
 class Product(Protocol):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tandem.engine.delta import Rows
 from tandem.engine.quant.base import (
     ComposedProduct,
     PlainMethod,
     Product,
-    Rows,
 )
 from tandem.kernels.activation import Gate
 from tandem.kernels.gemm import (

@@ -1,6 +1,6 @@
 """Weights in fp8 (e4m3) with a scale for each block, held and read in 8 bits.
 
-Activations are not rounded to fp8; sums are float32.
+On Hopper activations of 16 bits are rounded to fp8, too; sums are float32.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ import torch
 from torch import Tensor
 
 from tandem.engine.config.facts import FP8_BLOCK, QuantFacts
-from tandem.engine.loader import LoadError, Weights
+from tandem.engine.delta import Rows
+from tandem.engine.loader import LinearPart, LoadError, Weights
 from tandem.engine.quant.base import (
     ComposedProduct,
     LinearMethod,
-    LinearPart,
     Product,
-    Rows,
     merged_bias,
 )
-from tandem.kernels.fp8_gemm import BLOCK, fp8_linear
+from tandem.kernels.fp8_gemm import BLOCK, fp8_linear, fp8_linear_add
 
 assert FP8_BLOCK == (BLOCK, BLOCK)
 CODES = torch.float8_e4m3fn
@@ -37,6 +36,11 @@ class FP8Product(ComposedProduct):
 
     def in_float32(self, x: Tensor) -> Tensor:
         return fp8_linear(x, self.weight, self.scale, self._bias, out_dtype=torch.float32)
+
+    def add_to(self, residual: Tensor, x: Tensor, rows: Rows | None = None) -> Tensor:
+        if self._bias is not None:
+            return super().add_to(residual, x, rows)
+        return fp8_linear_add(x, self.weight, self.scale, residual)
 
     def part(self, outputs: slice) -> Product | None:
         """Return outputs cut between blocks, or None."""

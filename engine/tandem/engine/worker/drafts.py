@@ -20,7 +20,8 @@ from tandem.engine.sample.rules import RowRules
 from tandem.engine.sample.transfer import index_on
 from tandem.engine.step import SeqId, SpecTokens, StepRow
 from tandem.engine.worker.input_batch import InputBatch
-from tandem.engine.worker.inputs import StepInputs, StepRows
+from tandem.engine.worker.inputs import StepInputs
+from tandem.engine.worker.step_rows import StepRows
 from tandem.kernels.drafts import MOST_TOKENS, NONE, TokenHistory, accept, place
 
 Numbers = NDArray[np.int64]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import device
 
     from tandem.engine.models import CausalModel
-    from tandem.engine.worker.inputs import StepRows
+    from tandem.engine.worker.step_rows import StepRows
 
 
 class RowInputs(Protocol):

@@ -14,8 +14,9 @@ import torch
 from tandem.engine.config import EngineConfig
 from tandem.engine.sample import SamplingBatch, SamplingKind, score_prompt
 from tandem.engine.worker.input_batch import batch_of
-from tandem.engine.worker.inputs import StepRows, StepStager, unpadded
+from tandem.engine.worker.inputs import StepStager, unpadded
 from tandem.engine.worker.runner import PROMPT_LOGPROB_ROWS, ModelRunner
+from tandem.engine.worker.step_rows import StepRows
 from tandem.engine.worker.vectors import embedded_tokens
 from tandem.kernels.attention.batch import short_batches
 from tandem.protocol.card import blocks_for

@@ -11,7 +11,7 @@ from tandem.engine.models import CausalModel, EmbeddedTokens, TokenTypes
 from tandem.engine.sample.transfer import index_on
 from tandem.engine.step import NewSequence
 from tandem.engine.worker.input_batch import RowInputs
-from tandem.engine.worker.inputs import StepRows
+from tandem.engine.worker.step_rows import StepRows
 from tandem.engine.worker.vectors import embedded_tokens
 from tandem.protocol.embeds import PromptEmbeds
 

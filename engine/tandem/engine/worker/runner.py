@@ -50,19 +50,14 @@ from tandem.engine.worker.device_events import DeviceEvent, moment
 from tandem.engine.worker.drafts import Drawn, RowDrafts, SpecSamples, rules_before
 from tandem.engine.worker.graphs import SamplerGraphs, StepGraphs
 from tandem.engine.worker.input_batch import InputBatch
-from tandem.engine.worker.inputs import (
-    Fit,
-    StepInputs,
-    StepRows,
-    StepStager,
-    unpadded,
-)
+from tandem.engine.worker.inputs import Fit, StepInputs, StepStager, unpadded
 from tandem.engine.worker.kv_cache import KVCacheMemory
 from tandem.engine.worker.launched import LaunchedStep
 from tandem.engine.worker.medium import BlockMedium
 from tandem.engine.worker.offload import blocks_written
 from tandem.engine.worker.pooling import PoolingMetadata
 from tandem.engine.worker.staging import StepShape
+from tandem.engine.worker.step_rows import StepRows
 from tandem.engine.worker.vectors import VectorStage
 from tandem.kernels.blocks import copy
 
@@ -190,7 +185,7 @@ class ModelRunner:
         return self.vectors.of(inputs.shape.tokens)
 
     def _compute(self, plan: SchedulerOutput, launched: LaunchedStep) -> _Computed:
-        rows = StepRows.of(plan.rows, self.batch, drafted=bool(plan.drafts))
+        rows = StepRows.of(plan.rows, self.batch.row_of, drafted=bool(plan.drafts))
         self.threads.set_for(rows.num_tokens)
         launched.sampled_rows = [row for row in plan.rows if row.sample_choices]
         drawing: NDArray[np.int64] | slice = slice(None)

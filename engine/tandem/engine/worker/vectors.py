@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tandem.engine.models import EmbeddedTokens, StagedVectors
 from tandem.engine.sample.transfer import index_on, on_device
-from tandem.engine.worker.inputs import StepRows
+from tandem.engine.worker.step_rows import StepRows
 from tandem.protocol.embeds import PromptEmbeds
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

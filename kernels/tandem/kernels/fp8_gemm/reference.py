@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 from . import BLOCK
 
@@ -25,6 +25,20 @@ def fp8_linear(
         strip = scaled(weight[part], scales).to(x.dtype)
         out[:, part] = linear(x, strip, None if bias is None else bias[part])
     return out
+
+
+def fp8_linear_add(x: Tensor, weight: Tensor, scale: Tensor, residual: Tensor) -> None:
+    """See the wrapper."""
+    residual.add_(fp8_linear(x, weight, scale, None, residual.dtype))
+
+
+def rounded(x: Tensor) -> Tensor:
+    """Return x in float32, rounded to e4m3 with a scale for each row and block of inputs."""
+    rows, inner = x.shape
+    blocks = pad(x.float(), (0, -inner % BLOCK)).view(rows, -(-inner // BLOCK), BLOCK)
+    scales = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-10) / 448.0
+    found: Tensor = (blocks / scales).to(torch.float8_e4m3fn).float() * scales
+    return found.flatten(1)[:, :inner]
 
 
 def scaled(weight: Tensor, scale: Tensor) -> Tensor:

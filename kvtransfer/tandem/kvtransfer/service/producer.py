@@ -103,6 +103,8 @@ class Quota:
         self._short = False
 
 
+ANY_LENGTH = 2**40
+"""More tokens than any prompt has."""
 MAX_PAST = 4096
 """Ended or cancelled keys that ``admit`` refuses at once (the table refuses older ones)."""
 
@@ -176,8 +178,11 @@ class HandoffProducer:
         return min(self._quota.limit, MAX_BLOCKS) if self._only_copies else self._quota.limit
 
     @property
-    def max_tokens(self) -> int:
-        """Return the tokens of the largest hand-off that can be admitted."""
+    def max_tokens(self) -> int | None:
+        """Return the tokens of the largest hand-off that can be admitted; None for any number, if
+        windows bound the KV of all groups."""
+        if num_required(self._layout, ANY_LENGTH) <= self.max_blocks:
+            return None
         return self.tokens_in(self.max_blocks)
 
     def tokens_in(self, num_blocks: int) -> int:

@@ -8,8 +8,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tests.engine_run.cpu_engine import CPUEngine
+from tests.engine_run.encoder_models import encoder_of
 from tests.engine_run.fp8_models import fp8_folders, judged_fp8, quantised, scaled
 from tests.engine_run.run_driver import Driver
+from tests.engine_run.tiny_models import folder_of
 
 from tandem.engine.config import EngineConfig, read_facts
 from tandem.engine.config.facts import QuantFacts
@@ -49,6 +51,25 @@ def test_an_engine_serves_it_from_what_was_prepared():
     assert kinds == {"F32", "F8_E4M3"}
     made = CPUEngine(folder).generate(PROMPTS, 6)
     assert made == [judged_fp8(meant, "llama", prompt, 6) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama-untied-biased"])
+def test_weights_rounded_at_load_are_those_of_an_fp8_checkpoint(name):
+    held, _ = fp8_folders(name)
+    made = CPUEngine(folder_of(name), quantization="fp8")
+    assert made.generate(PROMPTS, 8) == CPUEngine(held).generate(PROMPTS, 8)
+    plain = EngineConfig.of(folder_of(name), device="cpu", revision="r").fingerprint()
+    rounded = made.core.config.with_(revision="r").fingerprint()
+    assert plain.compatibility != rounded.compatibility
+
+
+@pytest.mark.parametrize(
+    ("folder", "words"), [("qwen3_5", "recurrent states"), ("bert", "an encoder")]
+)
+def test_models_that_are_not_rounded_are_refused(folder, words):
+    found = encoder_of("bert")[0] if folder == "bert" else folder_of(folder)
+    with pytest.raises(InvalidParameter, match=f"quantization: 'fp8'.*{words}"):
+        EngineConfig.of(found, device="cpu", quantization="fp8")
 
 
 def products_of(folder: Path, dtype: str = "float32") -> list[Product]:

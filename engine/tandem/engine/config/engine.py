@@ -21,7 +21,7 @@ from tandem.base.settings import (
     settings_of,
 )
 from tandem.engine.config.cache import GPU_BLOCK_SIZE, CacheConfig, GPUConfig
-from tandem.engine.config.facts import ModelFacts, check_settings
+from tandem.engine.config.facts import ModelFacts, QuantFacts, check_settings
 from tandem.engine.config.layout import LayerGroup, layer_groups
 from tandem.engine.config.model import DTYPES, ModelConfig
 from tandem.engine.config.parallel import ParallelConfig, check_ranks
@@ -154,6 +154,8 @@ class EngineConfig:
             self._check_step()
         if self.scheduler.speculative_config is not None:
             self._check_drafts()
+        if self._rounds_at_load:
+            self._check_rounding()
         if self.kv_dtype != self.dtype:
             allowed = f"auto or {self.dtype}, the model's"
             raise InvalidParameter("kv_cache_dtype", self.kv_dtype, allowed)
@@ -170,9 +172,13 @@ class EngineConfig:
         given = {name: value for name, value in flat.items() if value is not None}
         flat = {**flat, **defaults_of(device), **given}
         parts = _sort_into_sections({"model": str(model), **flat})
+        settings = ModelConfig(**parts["model"])
+        facts = facts if facts is not None else read_facts(model)
+        if settings.quantization == "fp8" and facts.quantization is None:
+            facts = replace(facts, quantization=QuantFacts(at_load=True))
         return cls(
-            model=ModelConfig(**parts["model"]),
-            facts=facts if facts is not None else read_facts(model),
+            model=settings,
+            facts=facts,
             cache=CacheConfig(**parts["cache"]),
             parallel=ParallelConfig(**parts["parallel"]),
             scheduler=SchedulerConfig(**parts["scheduler"]),
@@ -249,6 +255,16 @@ class EngineConfig:
     def revision(self) -> str:
         return self.model.revision or revision_of(self.model)
 
+    @property
+    def _rounds_at_load(self) -> bool:
+        return self.facts.quantization is not None and self.facts.quantization.at_load
+
+    def _check_rounding(self) -> None:
+        if self.facts.encoder is not None or self.facts.linear is not None:
+            kind = "recurrent states" if self.facts.encoder is None else "an encoder"
+            allowed = f"auto: weights of a model with {kind} are plain"
+            raise InvalidParameter("quantization", self.model.quantization, allowed)
+
     def _check_step(self) -> None:
         asked, most = self.model.max_model_len, self.scheduler.max_num_batched_tokens
         if asked is not None and asked > most:
@@ -266,8 +282,9 @@ class EngineConfig:
 
     def fingerprint(self, layout: KVLayout | None = None) -> Fingerprint:
         """Return the fingerprint that workers must share to exchange KV. Reads files: call once."""
+        form = "+fp8" if self._rounds_at_load else ""
         return Fingerprint(
-            revision=self.revision,
+            revision=f"{self.revision}{form}",
             dtype=self.dtype,
             layout=layout if layout is not None else self.layout,
             tensor_parallel_size=self.parallel.tensor_parallel_size,

@@ -41,6 +41,8 @@ class QuantFacts:
 
     kept: tuple[str, ...] = ()
     """Prefixes of layers whose weights are plain."""
+    at_load: bool = False
+    """Whether the checkpoint's weights are plain and rounded when they are loaded."""
 
     def keeps(self, prefix: str) -> bool:
         return any(prefix == each or prefix.startswith(f"{each}.") for each in self.kept)

@@ -40,6 +40,12 @@ class ModelConfig:
         choices=("auto", *DTYPES),
         aliases=DTYPE_ALIASES,
     )
+    quantization: str = setting(
+        "auto",
+        "Form of linear layers' weights; auto: the checkpoint's. fp8: plain weights are rounded at "
+        "load, with a scale per 128 by 128.",
+        choices=("auto", "fp8"),
+    )
     max_model_len: int | None = setting(
         None,
         "Maximum length of prompt and output together. Default: the model's.",

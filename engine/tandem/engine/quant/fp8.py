@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tandem.engine.config.facts import FP8_BLOCK, QuantFacts
 from tandem.engine.delta import Rows
@@ -23,6 +24,18 @@ from tandem.kernels.fp8_gemm import BLOCK, fp8_linear, fp8_linear_add
 
 assert FP8_BLOCK == (BLOCK, BLOCK)
 CODES = torch.float8_e4m3fn
+_LARGEST = 448.0
+
+
+def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the e4m3 codes of weight [out, in], and the scale of each block: the largest number of
+    a block has the largest code."""
+    outputs, inner = weight.shape
+    blocks = pad(weight.float(), (0, -inner % BLOCK, 0, -outputs % BLOCK))
+    blocks = blocks.view(-(-outputs // BLOCK), BLOCK, -(-inner // BLOCK), BLOCK)
+    scale = (blocks.abs().amax((1, 3)) / _LARGEST).clamp_(min=torch.finfo(torch.float32).tiny)
+    codes = (blocks / scale[:, None, :, None]).flatten(2).flatten(0, 1)[:outputs, :inner]
+    return codes.contiguous().to(CODES), scale
 
 
 class FP8Product(ComposedProduct):
@@ -63,8 +76,8 @@ class SideBySide(ComposedProduct):
 
 
 class FP8Method:
-    """Method of weight and weight_scale_inv; plain layers of the checkpoint have the plain
-    method."""
+    """Method of weight and weight_scale_inv, or of plain weights that are rounded at load; plain
+    layers of an fp8 checkpoint have the plain method."""
 
     name = "fp8"
 
@@ -96,6 +109,8 @@ class FP8Method:
         for dim, extent in enumerate(part.shape):
             if dim == shard.dim:
                 shard.span(name, extent, BLOCK)
+        if self._facts.at_load:
+            return rounded(source.get(name, part.shape, shard))
         scales = tuple(-(-extent // BLOCK) for extent in part.shape)
         weight = source.raw(name, CODES, part.shape, shard)
         scale = source.get(f"{name}_scale_inv", scales, shard, dtype=torch.float32)

@@ -231,6 +231,17 @@ def offloaded_by_both(served: Served, connector: str) -> None:
         assert_loaded(pair.decode, served.window)
 
 
+def drafted(served: Served, connector: str, drafts: str) -> None:
+    """D verifies drafts after a hand-off, after an earlier attempt's tokens and a preemption."""
+    more = {"speculative_config": drafts, "async_scheduling": True}
+    with served.pair(connector, **more) as pair:
+        for row in served.rows[-2:]:
+            length, half = len(row.prompt), len(row.tokens) // 2
+            handed_over(pair, f"cold {length}", row)
+            handed_over(pair, f"resumed {length}", row, known=half)
+            handed_over(pair, f"preempted {length}", row, preempt_after=half)
+
+
 ENGINE_PATHS: dict[str, Callable[[Served], None]] = {
     each.__name__: each for each in (aggregated, prefix_hits, preempted, offloaded, resumed)
 }

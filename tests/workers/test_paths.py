@@ -10,9 +10,21 @@ import torch
 from make_reference import greedy
 from reference import Row
 from tests.engine_run.forked_rank import ForkedExecutor
+from tests.engine_run.test_drafts import DRAFTS
 from tests.engine_run.tiny_models import WINDOW, folder_of, judge_of
 from tests.forked import fork_server
-from tests.workers.paths import ENGINE_PATHS, PAIR_CASES, PAIR_PATHS, Served, preempted
+from tests.workers.paths import (
+    ENGINE_PATHS,
+    PAIR_CASES,
+    PAIR_PATHS,
+    Served,
+    drafted,
+    preempted,
+)
+
+from tandem.engine.request import Request
+from tandem.engine.scheduler.updater import Updater
+from tandem.engine.step import DraftSampled
 
 FAMILIES = ("gemma3", "mistral-window", "qwen3_5")
 LENGTHS = (*range(4, 12), 47, 96, 128, 203)
@@ -69,3 +81,18 @@ def test_two_ranks_preempt_and_equal_transformers(
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_of_a_pair_equal_transformers(family: str, path: str, connector: str) -> None:
     PAIR_PATHS[path](served(family), connector)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("family", FAMILIES[:2])
+def test_drafts_at_d_change_no_token(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[int] = []
+    settle = Updater._settle_drafts
+
+    def noted(updater: Updater, request: Request, result: DraftSampled) -> None:
+        checked.append(result.num_drafts)
+        settle(updater, request, result)
+
+    monkeypatch.setattr(Updater, "_settle_drafts", noted)
+    drafted(served(family), "shm", DRAFTS)
+    assert sum(checked) > 0

@@ -186,7 +186,7 @@ def test_methods_of_habit_are_there(llm: LLM):
         ({"max_modl_len": 8}, "LLM has no option 'max_modl_len'; the nearest is 'max_model_len'"),
         ({"dtype": "int4"}, "dtype: 'int4' is not allowed; one of auto, float32"),
         ({"tensor_parallel_size": 5}, "tensor_parallel_size: 5 is not allowed; a divisor of"),
-        ({"quantization": "awq"}, "quantization: 'awq' is not allowed; none: config.json sets"),
+        ({"quantization": "awq"}, "quantization: 'awq' is not allowed; one of auto, fp8"),
         ({"enable_lora": True}, "adapters are not served"),
         ({"hf_overrides": {"num_attention_heads": 0}}, "num_attention_heads: 0"),
         ({"hf_overrides": "[1]"}, "hf_overrides"),

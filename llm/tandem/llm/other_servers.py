@@ -123,7 +123,6 @@ REFUSED: Mapping[str, str] = {
     "dp_size": "start several workers: tandem up --decode N",
     "enable_expert_parallel": "mixtures of experts are not computed in this version",
     "ep_size": "mixtures of experts are not computed in this version",
-    "quantization": "config.json sets the quantisation; weights are not quantised at load",
     "q": "config.json sets the quantisation; weights are not quantised at load",
     "enable_lora": "adapters are not served in this version",
     "lora_modules": "adapters are not served in this version",

@@ -233,7 +233,7 @@ def offloaded_by_both(served: Served, connector: str) -> None:
 
 def drafted(served: Served, connector: str, drafts: str) -> None:
     """D verifies drafts after a hand-off, after an earlier attempt's tokens and a preemption."""
-    more = {"speculative_config": drafts, "async_scheduling": True}
+    more: dict[str, Any] = {"speculative_config": drafts, "async_scheduling": True}
     with served.pair(connector, **more) as pair:
         for row in served.rows[-2:]:
             length, half = len(row.prompt), len(row.tokens) // 2

@@ -373,15 +373,17 @@ class Planner:
         """Count ``count`` drafts of a planned row as pending. Return new blocks for them, or None
         if there are too few."""
         request.num_pending_drafts += count
-        end, added = request.num_computed + count, None
+        end = request.num_computed + count
+        added: NewBlocks = ()
         if end > request.capacity:
-            added = self._manager.grow(request, end)
-        if end > request.capacity:
-            request.num_pending_drafts -= count
-            return None
+            room = self._manager.grow(request, end)
+            if room is None:
+                request.num_pending_drafts -= count
+                return None
+            added = room
         request.num_computed = end
         request.num_output_placeholders += count
-        return added if added is not None else ()
+        return added
 
     def _make_room(self, running: list[Request], index: int) -> NewBlocks | None:
         """Return blocks for ``running[index]``, taken from those after it; None if it was

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from tests.dense_model import write_dense_model
 from tests.small_model import write_small_model
 
 from tandem.engine.threads import spin_briefly
@@ -78,8 +79,14 @@ def pytest_runtest_teardown() -> None:
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
-    """The prepared folder of the embedded default: SmolLM2-135M-Instruct, weights in float32."""
+    """The prepared folder of the embedded default: SmolLM2-135M-Instruct, weights in Q4_1."""
     return prepare(DEFAULT_MODEL, progress=False).path
+
+
+@pytest.fixture(scope="session")
+def dense_smollm2(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the same model with decoded weights, in float32, as transformers reads it."""
+    return write_dense_model(smollm2, tmp_path_factory.mktemp("dense") / "smollm2")
 
 
 @pytest.fixture(scope="session")

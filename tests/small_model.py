@@ -29,6 +29,7 @@ def write_small_model(smollm2: Path, folder: Path) -> Path:
     for name in TOKENIZER:
         shutil.copy(smollm2 / name, folder)
     config = json.loads((smollm2 / "config.json").read_text())
+    del config["quantization_config"]
     config |= {
         "hidden_size": HIDDEN,
         "intermediate_size": INNER,

@@ -129,11 +129,14 @@ def test_explicit_settings_win(tmp_path):
 
 
 def test_kv_is_of_the_models_type(tmp_path):
-    """No kernel takes another: the first step would end the worker."""
+    """Or codes of fp8. No kernel takes another: the first step would end the worker."""
     assert config_of(tmp_path, kv_cache_dtype="bfloat16").kv_dtype == "bfloat16"
-    with pytest.raises(InvalidParameter, match="'float16' is not allowed; auto or bfloat16"):
+    codes = config_of(tmp_path, kv_cache_dtype="fp8")
+    assert (codes.dtype, codes.kv_dtype) == ("bfloat16", "float8_e4m3fn")
+    assert codes.layout.token_bytes * 2 == config_of(tmp_path).layout.token_bytes
+    with pytest.raises(InvalidParameter, match="'float16' is not allowed; auto, fp8 or bfloat16"):
         config_of(tmp_path, kv_cache_dtype="float16")
-    with pytest.raises(InvalidParameter, match="auto or float32, the model's"):
+    with pytest.raises(InvalidParameter, match="auto, fp8 or float32, the model's"):
         config_of(tmp_path, kv_cache_dtype="bfloat16", dtype="float32")
 
 

@@ -50,7 +50,9 @@ def fp8_folders(name: str, *, wide: bool = False, kept: tuple[str, ...] = ()) ->
     }
     held, meant = dict(tensors), dict(tensors)
     for key, tensor in tensors.items():
-        if key.endswith("_proj.weight") and not key.startswith(kept or ("none",)):
+        ends = ("_proj.weight", "_mqa.weight", ".w1.weight", ".w2.weight", ".w3.weight")
+        linear = key.endswith(ends)
+        if linear and not key.startswith(kept or ("none",)):
             codes, scale = quantised(tensor)
             held[key], held[f"{key}_scale_inv"] = codes, scale
             meant[key] = scaled(codes, scale)

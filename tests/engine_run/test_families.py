@@ -49,13 +49,14 @@ def test_logits_equal_transformers(name):
     assert worst < 2e-4
 
 
-def test_bfloat16_stays_near_float32():
+@pytest.mark.parametrize("name", ["llama", "granite", "olmo2", "starcoder2"])
+def test_bfloat16_stays_near_float32(name):
     """The half type runs through every op, and its logits are those that float32 gives over the
     same rounded weights, to its precision."""
     for prompt in prompts():
-        driver = Driver(folder_of("llama"), dtype="bfloat16")
+        driver = Driver(folder_of(name), dtype="bfloat16")
         driver.generate([driver.add(prompt)], 1)
-        want = judged("llama", prompt, 1, torch.bfloat16)[1]
+        want = judged(name, prompt, 1, torch.bfloat16)[1]
         gap = (driver.ear.heard[0] - want).norm() / want.norm()
         assert gap < 0.05
 

@@ -14,19 +14,22 @@ from tests.engine_run.run_driver import Driver
 from tests.engine_run.tiny_models import folder_of
 
 from tandem.engine.config import EngineConfig, read_facts
-from tandem.engine.config.facts import QuantFacts
+from tandem.engine.config.quantization import Fp8Scheme, Granularity
 from tandem.engine.loader import INPUTS, LoadError, SafetensorsWeights, Shard, open_weights
 from tandem.engine.models import load_model
-from tandem.engine.models.decoder import Attention, Decoder, Layer
+from tandem.engine.models.decoder import MLP, Attention, Decoder, Layer
 from tandem.engine.quant import LinearMethod, LinearPart, Product
+from tandem.engine.quant.base import SideBySide
 from tandem.engine.quant.dense import DenseMethod
-from tandem.engine.quant.fp8 import FP8Method, FP8Product, SideBySide
+from tandem.engine.quant.fp8 import FP8Method, FP8Product
 from tandem.hub import prepare
 from tandem.protocol.errors import InvalidParameter
 
 CPU = torch.device("cpu")
+BLOCKS = Fp8Scheme(Granularity.BLOCK)
 CASES = [("qwen3", False), ("llama", True), ("llama-untied-biased", True), ("qwen2", False)]
-"""Layers whose parts share blocks, and layers whose parts do not."""
+CASES += [("phi3", True), ("glm4", True)]
+"""Layers whose parts share blocks, layers whose parts do not, and parts of one tensor."""
 PROMPTS = [[5, 9, 200, 31, 7], list(range(20, 90)), [3]]
 
 
@@ -82,6 +85,7 @@ def products_of(folder: Path, dtype: str = "float32") -> list[Product]:
     for layer in model.layers:
         assert isinstance(layer, Layer)
         assert isinstance(layer.attention, Attention)
+        assert isinstance(layer.mlp, MLP)
         found += [layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down]
     return [each._product for each in found]
 
@@ -101,7 +105,7 @@ def test_weights_stay_in_eight_bits(dtype):
 
 
 def test_layers_that_were_not_converted_are_plain():
-    """By the prefixes that config.json lists; neighbours that are merged must agree."""
+    """By the prefixes that config.json lists."""
     kept = ("model.layers.0", "model.layers.1.mlp")
     held, meant = fp8_folders("llama", wide=True, kept=kept)
     products = products_of(held)
@@ -114,39 +118,6 @@ def test_layers_that_were_not_converted_are_plain():
     driver = Driver(held)
     got = driver.generate([driver.add(PROMPTS[1])], 6)
     assert got == [judged_fp8(meant, "llama", PROMPTS[1], 6)]
-    facts = QuantFacts(("a.q_proj",))
-    parts = [LinearPart(f"a.{each}_proj", (128, 128)) for each in "qk"]
-    with (
-        open_weights(EngineConfig.of(held, device="cpu"), progress=False) as weights,
-        pytest.raises(LoadError, match=r"a\.q_proj, a\.k_proj.*modules_to_not_convert"),
-    ):
-        FP8Method(facts, DenseMethod()).load(weights, parts)
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"quant_method": "awq"}, r"quant_method.*awq.*one of fp8"),
-        ({"quant_method": "compressed-tensors"}, "quant_method.*compressed-tensors"),
-        ({"weight_block_size": [64, 128]}, r"weight_block_size.*\[128, 128\]"),
-        ({"weight_block_size": None}, "weight_block_size"),
-        ({"activation_scheme": "static"}, "activation_scheme.*static.*dynamic"),
-        ({"fmt": "e5m2"}, "fmt.*e5m2.*e4m3"),
-        ({"scale_fmt": "ue8m0"}, "scale_fmt.*ue8m0.*float"),
-        ({"expert_dtype": "fp4"}, "expert_dtype.*fp4.*fp8"),
-        ({"modules_to_not_convert": "lm_head"}, "modules_to_not_convert"),
-    ],
-)
-def test_other_forms_are_refused_before_a_weight_is_read(tmp_path: Path, change, named):
-    """By the key of config.json, its value and what is allowed; there are no weights here."""
-    config = json.loads((fp8_folders("llama", wide=True)[0] / "config.json").read_text())
-    config["quantization_config"] |= change
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InvalidParameter, match=f"quantization_config.*{named}"):
-        read_facts(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": ["fp8"]}))
-    with pytest.raises(InvalidParameter, match="quantization_config"):
-        read_facts(tmp_path)
 
 
 def test_what_transformers_writes_of_the_form_is_read(tmp_path: Path):
@@ -157,7 +128,10 @@ def test_what_transformers_writes_of_the_form_is_read(tmp_path: Path):
     config = json.loads((folder / "config.json").read_text())
     written = transformers.FineGrainedFP8Config(modules_to_not_convert=["lm_head"]).to_dict()
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": written}))
-    assert read_facts(tmp_path).quantization == QuantFacts(("lm_head",))
+    facts = read_facts(tmp_path).quantization
+    assert facts is not None
+    assert facts.scheme("lm_head") is None
+    assert facts.scheme("model.layers.0.mlp.up_proj") == BLOCKS
 
 
 def loading(folder: Path, tmp_path: Path, change) -> None:
@@ -212,7 +186,7 @@ def test_a_rank_loads_its_part_of_a_matrix(tmp_path: Path, form):
     if form == "fp8":
         codes, scale = quantised(weight)
         tensors |= {"a.weight": codes, "a.weight_scale_inv": scale}
-        weight, method = scaled(codes, scale), FP8Method(QuantFacts(), DenseMethod())
+        weight, method = scaled(codes, scale), FP8Method(BLOCKS)
     save_file(tensors, tmp_path / "model.safetensors")
     x = torch.randn(5, 256)
     want = x @ weight.T + tensors["a.bias"]

@@ -190,9 +190,10 @@ def test_a_short_model_has_both_kinds_before_its_last_layer():
     assert [each.kind for each in short.layers] == [KVKind.WINDOW, *[KVKind.FULL] * 2]
 
 
-def test_embeddings_are_taken_after_their_scale():
-    """Vectors of a prompt are what transformers takes as inputs_embeds."""
-    name, prompt = "gemma3", prompts()[2]
+@pytest.mark.parametrize("name", ["gemma3", "granite"])
+def test_embeddings_are_taken_as_transformers_takes_them(name):
+    """Vectors of a prompt are its inputs_embeds: after Gemma's factor, before Granite's."""
+    prompt = prompts()[2]
     vectors = judge_of(name).model.embed_tokens(torch.tensor(prompt))
     engine = CPUEngine(folder_of(name), enable_prompt_embeds=True, num_gpu_blocks_override=60)
     key = engine.add_embeds(embeds_of(vectors.detach()), COUNT)

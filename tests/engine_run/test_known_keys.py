@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from tandem.engine.config.families import check_servable
 from tandem.engine.config.read import read_facts
 from tandem.protocol.errors import InvalidParameter
 
@@ -29,6 +30,15 @@ THEIRS = {
     "MistralForCausalLM": "MistralConfig",
     "Qwen2ForCausalLM": "Qwen2Config",
     "Qwen3ForCausalLM": "Qwen3Config",
+    "Phi3ForCausalLM": "Phi3Config",
+    "GraniteForCausalLM": "GraniteConfig",
+    "Olmo2ForCausalLM": "Olmo2Config",
+    "Olmo3ForCausalLM": "Olmo3Config",
+    "SmolLM3ForCausalLM": "SmolLM3Config",
+    "GlmForCausalLM": "GlmConfig",
+    "Glm4ForCausalLM": "Glm4Config",
+    "Cohere2ForCausalLM": "Cohere2Config",
+    "Starcoder2ForCausalLM": "Starcoder2Config",
     "BertModel": "BertConfig",
     "RobertaModel": "RobertaConfig",
     "XLMRobertaModel": "XLMRobertaConfig",
@@ -116,6 +126,75 @@ def test_what_transformers_writes_is_taken(read: Callable[..., Any], architectur
         getattr(transformers, THEIRS[architecture])().to_json_string(use_diff=False)
     )
     assert read(config | {"architectures": [architecture]}).architecture == architecture
+
+
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
+VARIANTS: list[tuple[str, dict[str, Any], str]] = [
+    ("Phi3", {"rope_scaling": LONGROPE}, "longrope"),
+    ("Phi3", {"partial_rotary_factor": 0.1}, "partial_rotary_factor: 0.1 .*even number"),
+    ("Phi3", {"attention_bias": True}, "attention_bias: True .*false"),
+    ("Phi3", {"full_attn_mod": 2}, "full_attn_mod: 2 .*; 1"),
+    ("Granite", {"residual_multiplier": -1.0}, "residual_multiplier: -1.0 .*above 0"),
+    ("Granite", {"logits_scaling": "8"}, "logits_scaling: '8' .*number"),
+    ("Olmo2", {"clip_qkv": 8.0}, "clip_qkv"),
+    ("Olmo3", {"sliding_window": None}, "sliding_window: None .*positive"),
+    ("Olmo3", {"rope_parameters": {"sliding_attention": LONGROPE}}, "sliding_attention"),
+    ("SmolLM3", {"no_rope_layers": [1]}, "no_rope_layers: .*each of the 2 layers"),
+    ("SmolLM3", {"no_rope_layers": [1, 2]}, "no_rope_layers"),
+    ("SmolLM3", {"layer_types": ["sliding_attention"] * 2}, "sliding_window"),
+    ("Glm4", {"hidden_act": "gelu"}, "hidden_act"),
+    ("Glm4", {"rope_parameters": {"partial_rotary_factor": 1.5}}, "partial_rotary_factor: 1.5"),
+    ("Cohere2", {"use_parallel_block": False}, "use_parallel_block: False .*true"),
+    ("Cohere2", {"layer_switch": 3}, "layer_switch: 3 .*; 4"),
+    ("Cohere2", {"use_embedding_sharing": False}, "use_embedding_sharing"),
+    ("Starcoder2", {"use_bias": "yes"}, "use_bias: 'yes'"),
+    ("Starcoder2", {"mlp_type": "gated"}, "mlp_type: 'gated'"),
+]
+
+
+@pytest.mark.parametrize(("family", "changes", "words"), VARIANTS)
+def test_a_variant_that_the_layers_do_not_compute_is_refused_by_name(
+    read: Callable[..., Any], family: str, changes: dict[str, Any], words: str
+):
+    plain = LLAMA | {"architectures": [f"{family}ForCausalLM"], "head_dim": 16}
+    check_servable(read(plain))
+    with pytest.raises(InvalidParameter, match=words):
+        check_servable(read(plain | changes))
+
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "Cohere2": {
+        "layer_switch": 4,
+        "order_of_interleaved_layers": "local_attn_first",
+        "position_embedding_type": "rope_gptj",
+        "rotary_pct": 1.0,
+        "sliding_window_pattern": 4,
+        "use_embedding_sharing": True,
+        "use_gated_activation": True,
+        "use_parallel_block": True,
+        "use_parallel_embedding": False,
+        "use_qk_norm": False,
+    },
+    "Phi3": {"full_attn_mod": 1, "lm_head_bias": False, "resid_pdrop": 0.0, "sliding_window": 2047},
+    "SmolLM3": {"max_window_layers": 28, "no_rope_layer_interval": 4, "pretraining_tp": 2},
+    "Starcoder2": {
+        "attention_softmax_in_fp32": True,
+        "layer_norm_epsilon": 1e-5,
+        "mlp_type": "default",
+        "norm_type": "layer_norm",
+        "residual_dropout": 0.1,
+        "scale_attention_softmax_in_fp32": True,
+        "scale_attn_weights": True,
+        "sliding_window": 4096,
+    },
+}
+"""Keys of published checkpoints that transformers does not write."""
+
+
+@pytest.mark.parametrize("family", PUBLISHED)
+def test_further_keys_of_published_checkpoints_are_taken(read: Callable[..., Any], family: str):
+    config = LLAMA | {"architectures": [f"{family}ForCausalLM"]} | PUBLISHED[family]
+    check_servable(read(config))
 
 
 @pytest.mark.parametrize("head", ["lm_head.weight", "other"])

@@ -3,25 +3,40 @@
 from collections import defaultdict
 
 import pytest
+import torch
 from tests.engine_run.encoder_models import encoder_of
 from tests.engine_run.run_driver import Driver
 from tests.engine_run.tiny_models import folder_of
 
-from tandem.engine.quant.dense import PackedProduct
-from tandem.engine.worker.worker import load_products, product_rows
+from tandem.engine.models import encoder, registry
+from tandem.engine.quant.base import ComposedProduct, PlainMethod
+from tandem.engine.quant.dense import DenseProduct
+from tandem.engine.worker.worker import compare_products, load_products, product_rows
+from tandem.kernels import Backend
+from tandem.kernels.fp8_gemm import FP8_LINEAR, reference
 
 
 @pytest.fixture
 def multiplied(monkeypatch):
     """Numbers of rows of every weight's products."""
     seen = defaultdict(set)
-    product = PackedProduct.__call__
 
-    def spy(self, x, rows=None):
-        seen[self].add(len(x))
-        return product(self, x, rows)
+    class Recorded(ComposedProduct):
+        def __init__(self, weight, bias):
+            self.plain = DenseProduct(weight, bias)
 
-    monkeypatch.setattr(PackedProduct, "__call__", spy)
+        def __call__(self, x, rows=None):
+            seen[self].add(len(x))
+            return self.plain(x, rows)
+
+    class Method(PlainMethod):
+        name = "recorded"
+
+        def hold(self, weight, bias):
+            return Recorded(weight, bias)
+
+    for module in (registry, encoder):
+        monkeypatch.setattr(module, "select_method", lambda *_: Method())
     return seen
 
 
@@ -56,3 +71,21 @@ def test_no_step_of_an_encoder_is_run(multiplied):
     driver = Driver(encoder_of("bert")[0], num_blocks=8, max_num_seqs=2)
     load_products(driver.config, driver.runner)
     assert not multiplied
+
+
+def test_a_wrong_kernel_is_named_when_a_model_is_loaded(caplog):
+    """Its products run on the model's own shapes, and plain torch runs from then on."""
+
+    def forgetful(x, weight, scale, bias, dtype):
+        return reference.fp8_linear(x, weight, scale, bias, dtype).roll(1, 1)
+
+    cpu, right = torch.device("cpu"), FP8_LINEAR.load(Backend.TORCH)
+    driver = Driver(folder_of("llama", wide=True), num_blocks=8, quantization="fp8")
+    FP8_LINEAR.use(cpu, forgetful)
+    try:
+        compare_products(driver.config, driver.runner)
+        assert FP8_LINEAR.on(cpu) is right
+    finally:
+        FP8_LINEAR.use(cpu, right)
+    (record,) = [each for each in caplog.records if each.name == "tandem.kernels.checked"]
+    assert record.getMessage().startswith("fp8_gemm.fp8_linear: the kernel's result for")

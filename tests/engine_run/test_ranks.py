@@ -18,6 +18,7 @@ from tests.engine_run.cpu_engine import CPUEngine
 from tests.engine_run.forked_rank import ForkedExecutor
 from tests.engine_run.fp8_models import QUANTIZATION
 from tests.engine_run.patience import time_for_grammars
+from tests.engine_run.test_fp8_kv import scaled_folder
 from tests.engine_run.tiny_models import folder_of, judged
 from tests.forked import fork_server
 from tests.waiting import wait_for
@@ -73,8 +74,8 @@ def outputs(made: CPUEngine, params: SamplingParams) -> list[EngineCoreOutput]:
     return found
 
 
-TIERS = {"llama-untied-biased": "full", "gemma3": "full"}
-TIERS |= dict.fromkeys(["qwen2", "qwen3", "qwen3-window"], "nightly")
+TIERS = {"llama-untied-biased": "full", "gemma3": "full", "phi3": "full"}
+TIERS |= dict.fromkeys(["qwen2", "qwen3", "qwen3-window", "glm4", "olmo2"], "nightly")
 ENOUGH = {"qwen3-window": 24, "gemma3": 120}
 """Blocks with which no row is preempted: windows bound what a row holds."""
 
@@ -157,6 +158,16 @@ def test_ranks_cut_weights_in_blocks(executor: ForkedExecutor, tmp_path: Path) -
     fp8_folder(tmp_path, num_key_value_heads=2)
     with pytest.raises(InvalidParameter, match="128 values of keys, in parts of a multiple of 128"):
         EngineConfig.of(tmp_path, device="cpu", tensor_parallel_size=2)
+
+
+@pytest.mark.full
+def test_ranks_hold_codes_by_the_scales_of_their_heads(
+    executor: ForkedExecutor, tmp_path: Path
+) -> None:
+    folder = scaled_folder("llama", tmp_path / "scaled")
+    settings: dict[str, Any] = {"num_gpu_blocks_override": 40, "kv_cache_dtype": "fp8"}
+    two = CPUEngine(folder, executor=executor, tensor_parallel_size=2, **settings)
+    assert two.generate(PROMPTS, 6) == CPUEngine(folder, **settings).generate(PROMPTS, 6)
 
 
 @pytest.mark.full

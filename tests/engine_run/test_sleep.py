@@ -59,7 +59,7 @@ def test_memory_falls_and_tokens_stay(smollm2: Path, level: int) -> None:
         assert reply.values["asleep"] == 1.0
         gc.collect()
         fell = awake - rss()
-        weights = 0 if level == 1 else 100 * MIB
+        weights = 0 if level == 1 else 60 * MIB
         assert fell > SLAB - 4 * MIB + weights, f"{fell / MIB:.0f} MiB"
         assert reply.values["freed_bytes"] > SLAB - 4 * MIB + weights
 
@@ -181,9 +181,9 @@ def test_only_whole_pages_of_the_tensor_are_given_back() -> None:
     assert int((whole == 0).sum()) == given
 
 
-def test_parked_weights_come_back_as_they_were(smollm2: Path) -> None:
+def test_parked_weights_come_back_as_they_were(dense_smollm2: Path) -> None:
     """Every storage of a model is emptied and filled again, in place: what a GPU's rank does."""
-    engine = engine_of(smollm2, dtype="float16")  # which oneDNN does not pack
+    engine = engine_of(dense_smollm2, dtype="bfloat16")  # cast, so that no weight is in the file
     try:
         before = engine.generate(PROMPTS, 6)
         model = engine.executor.worker.runner.model  # type: ignore[attr-defined]

@@ -22,7 +22,7 @@ def prompts() -> list[list[int]]:
 def test_tokens_and_logits_equal_transformers(name):
     """Chunks end within and at the borders of blocks and windows, next to decodes."""
     for budget in (23, 64):
-        driver = GroupDriver(folder_of(name), num_blocks=48)
+        driver = GroupDriver(folder_of(name), num_blocks=72)
         seqs = [driver.add(prompt) for prompt in prompts()]
         tokens = driver.generate(seqs, COUNT, budget=budget)
         for seq, prompt, got in zip(seqs, prompts(), tokens, strict=True):

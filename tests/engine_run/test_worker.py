@@ -18,7 +18,7 @@ from tandem.engine.step import NewSequence, SchedulerOutput, SeqId, StepRow
 from tandem.engine.threads import SPIN_COUNT, WAIT_POLICY, StepThreads, spin_briefly
 from tandem.engine.worker import gpu, worker
 from tandem.engine.worker.input_batch import BlockTable
-from tandem.engine.worker.kv_cache import KVCacheMemory
+from tandem.engine.worker.kv_cache import KVCacheMemory, check_device
 from tandem.kernels import Backend
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import SamplingParams
@@ -96,13 +96,6 @@ def test_the_slab_takes_injected_memory():
     assert kv_cache.memory.data_ptr() == given[0].data_ptr()
     with pytest.raises(AssertionError, match="allocator gave 5 of"):
         KVCacheMemory(groups, 3, CPU, lambda size: torch.zeros(5, dtype=torch.uint8))
-    with pytest.raises(InvalidParameter, match="kv_cache_dtype"):
-        KVCacheMemory([each._replace(group=replace_group(each.group)) for each in groups], 3, CPU)
-
-
-def replace_group(group):
-    """The group with pages that this slab does not hold."""
-    return msgspec.structs.replace(group, dtype="float8_e4m3fn")
 
 
 def test_an_executor_starts_once_and_stops_twice():
@@ -165,37 +158,48 @@ def test_block_tables_grow():
 
 
 def test_backends_are_chosen_or_refused_with_a_reason():
-    """By default a CPU runs torch; a backend that cannot run here says why."""
+    """By default each op has its own; a backend that cannot run here says why."""
     group = config().layout.groups[0]
-    assert select_backend([group], CPU).name == "torch"
+    assert select_backend([group], CPU).name == "auto"
     assert select_backend([group], CPU, "torch").name == "torch"
     with pytest.raises(InvalidParameter, match=r"triton"):
         select_backend([group], CPU, "triton")
     with pytest.raises(InvalidParameter, match="one of torch"):
         select_backend([group], CPU, "flash")
     assert PagedAttention(16, None).supports(group, CPU).yes
-    eight_bits = replace_group(group)
-    assert not PagedAttention(16, Backend.TRITON).supports(eight_bits, torch.device("cuda")).yes
+    codes = msgspec.structs.replace(group, dtype="float8_e4m3fn")
+    assert PagedAttention(16, Backend.TRITON).supports(codes, torch.device("cuda")).yes
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_codes_are_refused_by_a_gpu_that_does_not_convert_them(monkeypatch):
+    """By the name of the setting, before anything is allocated; other types are not asked."""
+    plain, codes = config().layer_groups, config(kv_cache_dtype="fp8").layer_groups
+    on = torch.device("cuda")
+    for capability in ((8, 9), (9, 0), (10, 0)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
+        check_device(codes, on)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
+    check_device(plain, on)
+    check_device(codes, CPU)
+    words = "kv_cache_dtype: 'fp8'.* requires compute capability 8.9, and the GPU has 8.6"
+    with pytest.raises(InvalidParameter, match=words):
+        check_device(codes, on)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows", [0, 1, 3, 4, 17])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_packed_weights_multiply_as_plain_ones(rows, dtype, with_bias):
-    """Any number of rows, with and without bias, also where rows are filled up."""
-    weight, x = torch.randn(40, 24, dtype=dtype), torch.randn(rows, 24, dtype=dtype)
+@pytest.mark.parametrize("width", [24, 64])
+def test_packed_weights_multiply_as_plain_ones(rows, dtype, with_bias, width):
+    """Any number of rows, with and without bias. Widths of no whole blocks are left to torch."""
+    weight, x = torch.randn(40, width, dtype=dtype), torch.randn(rows, width, dtype=dtype)
     bias = torch.randn(40, dtype=dtype) if with_bias else None
     method = select_method(CPU, dtype)
+    assert isinstance(method, PackedMethod)
     got = method.hold(weight, bias)(x)
     want = DenseMethod().hold(weight, bias)(x)
     assert got.shape == want.shape
-    torch.testing.assert_close(got, want, atol=0.1 if dtype == torch.bfloat16 else 1e-4, rtol=1e-2)
-
-
-def test_types_without_packing_stay_plain():
-    """float16 is multiplied by torch's own linear."""
-    assert not PackedMethod.available(torch.float16)
-    assert isinstance(select_method(CPU, torch.float16), DenseMethod)
+    torch.testing.assert_close(got, want, atol=1e-4 if dtype == torch.float32 else 0.1, rtol=1e-2)
 
 
 def test_threads_spin_briefly_unless_told_otherwise(monkeypatch):

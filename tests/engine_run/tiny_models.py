@@ -56,6 +56,30 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2-yarn": ("Qwen2", {"rope_parameters": YARN}),
     "qwen3": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": False}),
+    "phi3": ("Phi3", {"pad_token_id": 0}),
+    "phi3-partial": (
+        "Phi3",
+        {
+            "pad_token_id": 0,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75},
+        },
+    ),
+    "granite": (
+        "Granite",
+        {
+            "attention_multiplier": 0.3,
+            "embedding_multiplier": 1.7,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 2.5,
+            "attention_bias": True,
+        },
+    ),
+    "olmo2": ("Olmo2", {"pad_token_id": 0}),
+    "smollm3": ("SmolLM3", {"pad_token_id": 0, "no_rope_layers": [0, 1, 0]}),
+    "glm": ("Glm", {"head_dim": 16, "pad_token_id": 0}),
+    "glm4": ("Glm4", {"head_dim": 12, "pad_token_id": 0, "attention_bias": False}),
+    "starcoder2": ("Starcoder2", {}),
 }
 
 
@@ -73,6 +97,31 @@ WINDOWED: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "phi3-window": ("Phi3", {"sliding_window": WINDOW, "pad_token_id": 0}),
+    "olmo3": (
+        "Olmo3",
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": WINDOW,
+            "pad_token_id": 0,
+            "rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_theta": 500.0}},
+        },
+    ),
+    "smollm3-window": (
+        "SmolLM3",
+        {**SLIDING, "no_rope_layer_interval": 2, "num_hidden_layers": 4, "pad_token_id": 0},
+    ),
+    "cohere2": (
+        "Cohere2",
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": WINDOW,
+            "sliding_window_pattern": 2,
+            "logit_scale": 0.4,
+            "attention_bias": True,
+        },
+    ),
+    "starcoder2-window": ("Starcoder2", {"sliding_window": WINDOW, "use_bias": False}),
 }
 """Models of which some layers have a window."""
 GEMMA3 = {
@@ -129,7 +178,66 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 """Models of which some layers keep a recurrent state."""
-_ALL = {**MODELS, **WINDOWED, **GEMMAS, **HYBRIDS}
+MLA = {
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 12,
+    "num_key_value_heads": 6,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "routed_scaling_factor": 1.7,
+    "n_group": 4,
+    "topk_group": 2,
+}
+MSCALED = {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9}
+LATENTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek-v2-lite": ("DeepseekV2", {**MLA, "q_lora_rank": None, "rope_parameters": MSCALED}),
+    "deepseek-v2-groups": (
+        "DeepseekV2",
+        {**MLA, "q_lora_rank": 20, "topk_method": "group_limited_greedy"},
+    ),
+    "deepseek-v3": ("DeepseekV3", {**MLA, "q_lora_rank": 20, "rope_parameters": MSCALED}),
+    "deepseek-v3-dense": (
+        "DeepseekV3",
+        {**MLA, "first_k_dense_replace": 3, "tie_word_embeddings": True},
+    ),
+}
+"""Models with multi-head latent attention."""
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "head_dim": 16}
+MOES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3-moe": (
+        "Qwen3Moe",
+        {**EXPERTS, "moe_intermediate_size": 40, "norm_topk_prob": True, "mlp_only_layers": [1]},
+    ),
+    "qwen3-moe-last-dense": (
+        "Qwen3Moe",
+        {**EXPERTS, "moe_intermediate_size": 40, "decoder_sparse_step": 2},
+    ),
+    "qwen2-moe": (
+        "Qwen2Moe",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 56,
+        },
+    ),
+    "mixtral": ("Mixtral", {**EXPERTS, "tie_word_embeddings": True}),
+    "gpt-oss": (
+        "GptOss",
+        {
+            **EXPERTS,
+            "num_hidden_layers": 4,
+            "sliding_window": WINDOW,
+            "rope_parameters": {**YARN, "truncate": False},
+        },
+    ),
+}
+"""Models with a mixture of experts."""
+_ALL = {**MODELS, **WINDOWED, **GEMMAS, **HYBRIDS, **LATENTS, **MOES}
 
 
 WIDE = {
@@ -173,6 +281,9 @@ def folder_of(name: str, *, wide: bool = False) -> Path:
     for parameter_name, parameter in model.named_parameters():
         if parameter.ndim == 1:
             torch.nn.init.normal_(parameter, 1.0 if "norm" in parameter_name else 0.0, 0.2)
+    for buffer_name, buffer in model.named_buffers():
+        if buffer_name.endswith("e_score_correction_bias"):
+            torch.nn.init.normal_(buffer, 0.0, 0.2)
     folder = temporary_folder(f"tandem-{name}-")
     model.save_pretrained(folder, max_shard_size="100KB" if "untied" in name else "1GB")
     return folder

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType, GGUFWriter, quantize
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, quantize
 from safetensors.numpy import save_file
 
 VOCAB = ["<|end|>", "<think>", "a", "b", "Ġ", "1", "2", "ĠĠ", "ab", "Ġa"]
@@ -61,31 +61,39 @@ def model_folder(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def gguf_file(tmp_path: Path) -> Callable[..., Path]:
-    """Builds a one-layer GGUF file; ``without`` and ``extra`` change its keys and tensors."""
+    """Builds a one-layer GGUF file; see ``write_gguf``."""
 
-    def build(
-        family: str = "llama",
-        *,
-        kind: str = "F32",
-        extra: dict[str, Any] | None = None,
-        without: tuple[str, ...] = (),
-        tensors: dict[str, np.ndarray] | None = None,
-    ) -> Path:
-        path = tmp_path / f"tiny-{family}.gguf"
-        writer = GGUFWriter(path, family)
-        for key, value in (_keys(family) | (extra or {})).items():
-            if key not in without:
-                _add_key(writer, key, value)
-        for name, values in (tiny_tensors(family) | (tensors or {})).items():
-            if name not in without:
-                _add_tensor(writer, name, values, kind if values.ndim > 1 else "F32")
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        return path
+    def build(family: str = "llama", **changes: Any) -> Path:
+        return write_gguf(tmp_path / f"tiny-{family}.gguf", family, **changes)
 
     return build
+
+
+def write_gguf(
+    path: Path,
+    family: str,
+    *,
+    kind: str = "F32",
+    kinds: dict[str, str] | None = None,
+    extra: dict[str, Any] | None = None,
+    without: tuple[str, ...] = (),
+    tensors: dict[str, np.ndarray] | None = None,
+) -> Path:
+    """Write a one-layer GGUF file. ``without`` and ``extra`` change its keys, ``without`` and
+    ``tensors`` its tensors, ``kinds`` the types of some; arrays of uint8 are blocks."""
+    writer = GGUFWriter(path, family)
+    for key, value in (_keys(family) | (extra or {})).items():
+        if key not in without:
+            _add_key(writer, key, value)
+    for name, values in (tiny_tensors(family) | (tensors or {})).items():
+        if name not in without:
+            of = (kinds or {}).get(name, kind if values.ndim > 1 else "F32")
+            _add_tensor(writer, name, values, of)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
 
 
 def tiny_tensors(family: str) -> dict[str, np.ndarray]:
@@ -178,4 +186,39 @@ def _add_key(writer: GGUFWriter, key: str, value: Any) -> None:
 
 def _add_tensor(writer: GGUFWriter, name: str, values: np.ndarray, kind: str) -> None:
     qtype = GGMLQuantizationType[kind]
-    writer.add_tensor(name, quantize(values, qtype), raw_dtype=qtype)
+    blocks = values if values.dtype == np.uint8 else quantize(values, qtype)
+    writer.add_tensor(name, blocks, raw_dtype=qtype)
+
+
+def blocks_of(kind: str) -> dict[str, Any]:
+    """Return arguments of ``gguf_file`` for matrices of drawn blocks of a kind, which the gguf
+    package need not be able to quantize. Widths are two blocks."""
+    values, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    width, draw = 2 * values, np.random.default_rng(5)
+    rows = {name: len(each) for name, each in tiny_tensors("llama").items() if each.ndim == 2}
+    rows |= {"blk.0.attn_output.weight": width, "blk.0.ffn_down.weight": width}
+    rows |= {f"blk.0.ffn_{each}.weight": width for each in ("gate", "up")}
+    rows |= {
+        f"blk.0.attn_{each}.weight": width // of for each, of in (("q", 1), ("k", 2), ("v", 2))
+    }
+    norms = ("output_norm.weight", "blk.0.attn_norm.weight", "blk.0.ffn_norm.weight")
+    tensors = {name: draw.uniform(0.5, 1.5, width).astype(np.float32) for name in norms}
+    for name, count in rows.items():
+        blocks = draw.integers(0, 256, (count * 2, size), dtype=np.uint8)
+        for at in _FACTORS.get(kind, (0, 2)):
+            factors = draw.uniform(-1, 1, (count * 2, 1)) * 2 / 2 ** _BITS[kind] / width**0.5
+            blocks[:, at : at + 2] = factors.astype(np.float16).view(np.uint8)
+        tensors[name] = blocks.reshape(count, -1)
+    sizes = {"embedding_length": width, "feed_forward_length": width}
+    sizes["attention.key_length"] = width // HEADS
+    return {
+        "kind": kind,
+        "tensors": tensors,
+        "extra": {f"llama.{key}": value for key, value in sizes.items()},
+    }
+
+
+_FACTORS = {"Q6_K": (208,), "Q8_0": (0,), "Q4_0": (0,), "Q5_0": (0,)}
+"""Offsets of a block's float16 factors; (0, 2) for other kinds."""
+_BITS = {"Q8_0": 7, "Q4_0": 3, "Q4_1": 4, "Q5_0": 4, "Q5_1": 5, "Q4_K": 10, "Q5_K": 11, "Q6_K": 12}
+"""Bits of the product of a block's codes and inner scales."""

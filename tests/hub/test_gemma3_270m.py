@@ -8,6 +8,7 @@ import pytest
 import torch
 from gemma3 import IS_INSTALLED, WHY_SKIPPED, gemma_file
 from safetensors.torch import load_file
+from tests.dense_model import write_dense_model
 
 from tandem.hub import prepare
 
@@ -24,9 +25,10 @@ def test_weights_and_settings_equal_those_of_transformers(tmp_path: Path) -> Non
 
     file = gemma_file(tmp_path)
     folder = prepare(str(file), progress=False).path
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    dense = write_dense_model(folder, tmp_path / "dense")
+    model = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float32)
     theirs = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model)
-    weights = load_file(folder / "model.safetensors")
+    weights = load_file(dense / "model.safetensors")
     assert weights.keys() == theirs["tensors"].keys()
     for name, values in theirs["tensors"].items():
         assert torch.equal(weights[name], torch.as_tensor(values)), name

@@ -1,4 +1,5 @@
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -6,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType, dequantize, quantize
 from safetensors.torch import load_file
-from tests.hub.conftest import VOCAB
+from tests.hub.conftest import VOCAB, blocks_of
 
 from tandem.hub import UnsupportedModel, prepare
 from tandem.hub.gguf import tensors as weights_of
@@ -80,38 +80,66 @@ def test_rows_of_qwen_stay(gguf_file: Build, converted: Build, family: str):
         assert np.array_equal(weights[found].numpy(), values), name
 
 
-def test_quantised_values_stay_exact(gguf_file: Build, converted: Build):
-    """A small quantised model is written in float32, value for value."""
-    folder = converted(kind="Q4_1")
-    assert json.loads((folder / "config.json").read_text())["dtype"] == "float32"
-    kind = GGMLQuantizationType.Q4_1
-    gate = stored(gguf_file())["blk.0.ffn_gate.weight"]
-    expected = dequantize(quantize(gate, kind), kind)
+@pytest.mark.parametrize("kind", sorted(weights_of.PACKED))
+def test_blocks_are_the_bytes_of_the_file(gguf_file: Build, converted: Build, kind: str):
+    """Only the order of a head's rows changes. config.json has the kind of each layer."""
+    blocks = GgufModel(gguf_file(**blocks_of(kind))).tensors()
+    folder = converted(**blocks_of(kind))
     weights = load_file(folder / "model.safetensors")
-    assert np.array_equal(weights["model.layers.0.mlp.gate_proj.weight"].numpy(), expected)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["dtype"] == "float32"
+    packed = [name for name, tensor in blocks.items() if len(tensor.shape) == 2]
+    names = {name: weights_of.transformers_name(name) or "" for name in packed}
+    layers = sorted(each.removesuffix(".weight") for each in names.values())
+    form = config["quantization_config"]
+    assert form["quant_method"] == "gguf"
+    assert {each: sorted(of) for each, of in form["kinds"].items()} == {kind: layers}
+    for theirs, ours in names.items():
+        rows = weights[ours].numpy()
+        heads = {"q": 4, "k": 2}.get(theirs[11:12]) if ".attn_" in theirs else None
+        rows = rows if heads is None else to_llama_cpp(rows, heads)
+        assert np.array_equal(rows, blocks[theirs].data), theirs
+    assert weights["model.norm.weight"].dtype == torch.float32
+
+
+def test_a_head_of_another_kind_is_named_with_its_kind(converted: Build):
+    head = np.ones((10, 32), np.float32)
+    kinds = {"output.weight": "Q8_0", "blk.0.attn_v.weight": "F16"}
+    folder = converted(kind="Q4_0", kinds=kinds, tensors={"output.weight": head})
+    form = json.loads((folder / "config.json").read_text())["quantization_config"]
+    assert form["kinds"]["Q8_0"] == ["lm_head"]
+    value = "model.layers.0.self_attn.v_proj"
+    assert value not in form["kinds"]["Q4_0"]
+    assert load_file(folder / "model.safetensors")[f"{value}.weight"].dtype == torch.float16
+
+
+def test_other_kinds_are_dequantized(
+    gguf_file: Build, converted: Build, monkeypatch: pytest.MonkeyPatch
+):
+    """A small model becomes float32, value for value; one over the limit becomes bfloat16, rounded
+    to nearest as torch rounds."""
+    monkeypatch.setattr(weights_of, "PACKED", frozenset())
+    expected = torch.from_numpy(stored(gguf_file(kind="Q4_1"))["blk.0.ffn_up.weight"].copy())
+    for dtype in (torch.float32, torch.bfloat16):
+        folder = converted(kind="Q4_1")
+        assert "quantization_config" not in json.loads((folder / "config.json").read_text())
+        weights = load_file(folder / "model.safetensors")
+        assert torch.equal(weights["model.layers.0.mlp.up_proj.weight"], expected.to(dtype))
+        monkeypatch.setattr(weights_of, "EXACT_LIMIT_BYTES", 1)
+        shutil.rmtree(folder.parent)
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("F16", "float16"), ("BF16", "bfloat16")])
 def test_plain_types_stay(gguf_file: Build, converted: Build, kind: str, dtype: str):
-    """A file that is not quantised keeps its type, norms included, as torch would round it."""
+    """The model's type is that of its matrices; norms keep their own."""
     folder = converted(kind=kind)
     assert json.loads((folder / "config.json").read_text())["dtype"] == dtype
     weights = load_file(folder / "model.safetensors")
-    torch_dtype = getattr(torch, dtype)
     for name, values in stored(gguf_file(kind=kind)).items():
         if ".attn_q." not in name and ".attn_k." not in name:
-            expected = torch.from_numpy(values.copy()).to(torch_dtype)
+            expected = torch.from_numpy(values.copy())
+            expected = expected.to(getattr(torch, dtype)) if values.ndim > 1 else expected
             assert torch.equal(weights[weights_of.transformers_name(name) or ""], expected), name
-
-
-def test_large_quantised_models_become_bfloat16(
-    gguf_file: Build, converted: Build, monkeypatch: pytest.MonkeyPatch
-):
-    """Over the limit for exact values, bfloat16 is written, rounded to nearest as torch rounds."""
-    monkeypatch.setattr(weights_of, "EXACT_LIMIT_BYTES", 1)
-    weights = load_file(converted(kind="Q8_0") / "model.safetensors")
-    expected = torch.from_numpy(stored(gguf_file(kind="Q8_0"))["blk.0.ffn_up.weight"].copy())
-    assert torch.equal(weights["model.layers.0.mlp.up_proj.weight"], expected.bfloat16())
 
 
 def test_shards_and_their_index(converted: Build, monkeypatch: pytest.MonkeyPatch):

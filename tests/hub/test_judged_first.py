@@ -20,7 +20,7 @@ from tests.hub.test_fetch import SmallHub, hub  # noqa: F401  the fixture
 
 from tandem.cli.__main__ import main
 from tandem.cli.serve.listening import free_ports
-from tandem.engine.config.families import FAMILIES, explained
+from tandem.engine.config.families import FAMILIES, check_architecture, explained
 from tandem.hub import HubError, UnsupportedModel, prepare
 from tandem.hub.gguf.head import START_BYTES, read_keys
 from tandem.llm import LLM
@@ -30,11 +30,11 @@ Build = Callable[..., Path]
 ENTRIES = ["serve", "up", "prefill", "decode", "bench throughput"]
 YARN = {"rope_type": "longrope", "factor": 2.0}
 UNSERVABLE: list[tuple[dict[str, Any], str, str]] = [
-    ({"architectures": ["MixtralForCausalLM"]}, "", "experts.*nearest is MistralForCausalLM"),
+    ({"architectures": ["DbrxForCausalLM"]}, "", "experts.*nearest is LlamaForCausalLM"),
     ({"architectures": ["GPT2LMHeadModel"], "num_attention_heads": None}, "", "GPT2LMHeadModel"),
-    ({"architectures": ["Gemma2ForCausalLM"]}, "", "nearest is LlamaForCausalLM"),
-    ({"quantization_config": {"quant_method": "awq"}}, "", "quant_method: 'awq'.*nearest"),
-    ({"compression_config": {"quant_method": "compressed-tensors"}}, "", "compressed-tensors"),
+    ({"architectures": ["Gemma2ForCausalLM"]}, "", "nearest is Gemma3ForCausalLM"),
+    ({"quantization_config": {"quant_method": "quip"}}, "", "quant_method: 'quip'.*nearest"),
+    ({"compression_config": {"quant_method": "compressed-tensors"}}, "", "config_groups"),
     ({"rope_parameters": YARN}, "", "rope_type"),
     ({"hidden_act": "relu"}, "", "hidden_act"),
     ({}, "--max-model-len 8k", "max_model_len: 8000 is not allowed; at most 4096"),
@@ -82,7 +82,7 @@ def test_a_program_refuses_by_config_json(
 
 
 def test_torch_is_not_imported_to_refuse(model_folder: Build):
-    folder = model_folder(**SERVABLE | {"architectures": ["MixtralForCausalLM"]})
+    folder = model_folder(**SERVABLE | {"architectures": ["DbrxForCausalLM"]})
     script = (
         "import sys\n"
         "from tandem.cli.__main__ import main\n"
@@ -225,28 +225,49 @@ def test_weights_in_another_format_are_named(hub: SmallHub, tmp_path: Path):  # 
     assert "pytorch_model.bin" not in hub.sent
 
 
-def test_quantised_weights_beside_a_plain_config_are_named(model_folder: Build):
-    """Some tools write what they did into a file of their own."""
+def test_a_tool_s_own_file_is_refused_by_its_key(model_folder: Build):
+    """The file counts if config.json does not state the form."""
     folder = model_folder(**SERVABLE)
-    (folder / "hf_quant_config.json").write_text("{}")
-    with pytest.raises(InvalidParameter, match="Model Optimizer"):
+    (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "W4A8_AWQ"}}')
+    with pytest.raises(InvalidParameter, match=r"hf_quant_config\.json\.quant_algo: 'W4A8_AWQ'"):
         LLM(str(folder))
 
 
 @pytest.mark.parametrize(
     ("architecture", "nearest"),
     [
-        ("Qwen3MoeForCausalLM", "Qwen3ForCausalLM"),
+        ("Qwen3VLMoeForConditionalGeneration", "Qwen3ForCausalLM"),
         ("Qwen2_5_VLForConditionalGeneration", "Qwen2ForCausalLM"),
         ("DistilBertForSequenceClassification", "BertForSequenceClassification"),
         ("LlamaForTokenClassification", "LlamaForCausalLM"),
         ("ModernBertModel", "BertModel"),
+        ("DeepseekV32ForCausalLM", "DeepseekV3ForCausalLM"),
+        ("ChatGLMModel", "GlmModel"),
+        ("GPTNeoXForCausalLM", "LlamaForCausalLM"),
     ],
 )
 def test_the_nearest_architecture_is_of_the_same_kind(architecture: str, nearest: str):
     """By family first, then by what is done with its layers."""
     assert f"the nearest is {nearest};" in explained(architecture, FAMILIES)
     assert nearest in FAMILIES
+
+
+def test_the_model_type_finds_the_nearest_of_a_class_with_another_name():
+    config = {"architectures": ["OursForCausalLM"], "model_type": "phi3"}
+    with pytest.raises(InvalidParameter, match=r"OursForCausalLM.*nearest is Phi3ForCausalLM;"):
+        check_architecture(config)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "words"),
+    [
+        ("Llama4ForConditionalGeneration", "attention in chunks cannot be computed yet"),
+        ("Gemma4ForCausalLM", "heads of several widths.*nearest is Gemma3ForCausalLM"),
+    ],
+)
+def test_layers_that_no_family_computes_are_named(architecture: str, words: str):
+    with pytest.raises(InvalidParameter, match=words):
+        check_architecture({"architectures": [architecture]})
 
 
 def test_a_gguf_file_that_is_fine_passes(gguf_file: Build, tmp_path: Path):

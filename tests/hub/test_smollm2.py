@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from tests.dense_model import dense_tensors
 from tokenizers import Tokenizer
 
 from tandem.hub.gguf.reader import GgufModel
@@ -92,8 +92,8 @@ def test_digits_stand_alone(smollm2: Path):
 
 
 @pytest.mark.slow
-def test_prepared_folder_is_a_folder_of_transformers(smollm2: Path):
-    """transformers reads the prepared folder as its own and answers a question rightly."""
+def test_prepared_folder_is_a_folder_of_transformers(smollm2: Path, dense_smollm2: Path):
+    """transformers reads the folder with decoded weights and answers a question rightly."""
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2)
@@ -103,7 +103,7 @@ def test_prepared_folder_is_a_folder_of_transformers(smollm2: Path):
     prompt = tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
-    model = transformers.AutoModelForCausalLM.from_pretrained(smollm2)
+    model = transformers.AutoModelForCausalLM.from_pretrained(dense_smollm2)
     assert model.dtype == torch.float32
     with torch.inference_mode():
         ids = model.generate(**prompt, max_new_tokens=12, do_sample=False)
@@ -113,7 +113,7 @@ def test_prepared_folder_is_a_folder_of_transformers(smollm2: Path):
 def test_sampled_rows_are_decoded_by_hand(smollm2: Path):
     """Rows spread over the file have the values that ggml's format describes: for Q4_1, per 32
     values a float16 scale, a float16 minimum, then 16 bytes of two 4-bit numbers."""
-    weights = load_file(smollm2 / "model.safetensors")
+    weights = dense_tensors(smollm2)
     tensors = GgufModel(SOURCE).tensors()
     for layer in (0, 13, 29):
         stored = tensors[f"blk.{layer}.ffn_down.weight"]
@@ -134,7 +134,7 @@ def test_tensors_are_those_of_transformers(smollm2: Path):
     import transformers
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-    weights = load_file(smollm2 / "model.safetensors")
+    weights = dense_tensors(smollm2)
     config = transformers.AutoConfig.from_pretrained(smollm2)
     with torch.device("meta"):  # for the names
         empty = transformers.AutoModelForCausalLM.from_config(config)

@@ -6,6 +6,7 @@ import ast
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 import triton
 from tests.kernels.hopper import use_hopper
+from tests.kernels.latent_cases import Sizes, latent_case
 from triton import knobs
 from triton.compiler.errors import CompilationError
 from triton.runtime.jit import JITFunction
@@ -26,6 +28,14 @@ from tandem.kernels.attention.prefill import prefill
 from tandem.kernels.attention.prefill.triton_kernels import prefill_tiles
 from tandem.kernels.gemm.gluon import SHARED_BYTES
 from tandem.kernels.launch.ahead import building_ahead
+from tandem.kernels.mla import LatentNorm, latent_kv, mla_decode, mla_prefill, rotary_pairs
+from tandem.kernels.mla.triton_kernels import (
+    attend_expanded,
+    attend_latents,
+    expand_latents,
+    merge_splits,
+)
+from tandem.kernels.rotary_kv import Rotation, SlotMapping
 
 pytestmark = pytest.mark.full
 
@@ -74,6 +84,31 @@ def test_heads_in_tiles_fit_in_shared_memory(queries: int, dim: int) -> None:
     (built,) = kernel.device_caches[0][0].values()
     kernel.device_caches.clear()
     assert built.metadata.shared <= SHARED_BYTES
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_latent_attention_of_deepseek_fits_in_shared_memory(dtype: torch.dtype) -> None:
+    """Kernels of whole and of split keys, for the 16 heads of one of 8 ranks."""
+    real = Sizes(heads=16, rank=512, rope=64, nope=128, value=128, page=64)
+    case = latent_case([600, 70], [70, 70], sizes=real, dtype=dtype)
+    kernels = (attend_latents, merge_splits, expand_latents, attend_expanded)
+    for kernel in kernels:
+        kernel.device_caches.clear()
+    rotation = Rotation(*torch.zeros(2, 140, 64, dtype=dtype))
+    slots, norm = torch.zeros(140, dtype=torch.int64), LatentNorm(torch.ones(512).to(dtype), 1e-6)
+    with building_ahead():
+        for batch in (case.batch, replace(case.batch, max_query_len=1, max_seq_len=70)):
+            mla_decode(*case.absorbed, case.kv, batch, 1.0, backend=Backend.TRITON)
+        mla_prefill(case.q, case.kv, case.kv_b, case.batch, 1.0, backend=Backend.TRITON)
+        rows = case.q.flatten(1)[:, :576]
+        latent_kv(rows, case.kv, rotation, SlotMapping(slots, slots), norm, backend=Backend.TRITON)
+        rotary_pairs(case.q, rotation, backend=Backend.TRITON)
+    for kernel in kernels:
+        for built in kernel.device_caches[0][0].values():
+            assert built.metadata.shared <= SHARED_BYTES
+        kernel.device_caches.clear()
 
 
 @triton.jit

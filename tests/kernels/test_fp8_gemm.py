@@ -32,6 +32,9 @@ def test_each_block_has_its_scale(rows, outputs, inner, dtype):
     near = 0.03 if dtype == torch.bfloat16 else 1e-4
     torch.testing.assert_close(got.double(), want, atol=near, rtol=near)
     assert fp8_linear(x, codes, scale, out_dtype=torch.float32).dtype == torch.float32
+    by_output = scale[:, 0].repeat_interleave(BLOCK)[:outputs]
+    want = x.double() @ (codes.double() * by_output.double()[:, None]).to(dtype).double().T
+    torch.testing.assert_close(fp8_linear(x, codes, by_output).double(), want, atol=near, rtol=near)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from triton.experimental.gluon import language as gl
 
 from tandem.kernels.attention.decode import gluon as decode
 from tandem.kernels.attention.decode import plan_kernels as decode_plan
+from tandem.kernels.attention.descriptors import layout_of
 from tandem.kernels.attention.prefill.gluon import DEFAULT
 from tandem.kernels.attention.prefill.plan_kernels import PLAN_FIELDS
 from tandem.kernels.gemm.form import Form
@@ -46,6 +47,10 @@ def shared() -> Iterator[Compile]:
 
 def box(rows: int, columns: int) -> str:
     return f"tensordesc<bf16[{rows}, {columns}],{LAYOUT!r}>"
+
+
+def box_of_codes(rows: int, columns: int) -> str:
+    return f"tensordesc<fp8e4nv[{rows}, {columns}],{layout_of(columns, 1)!r}>"
 
 
 GEMMS = [
@@ -124,21 +129,23 @@ def test_prefill_attention_compiles(shared: Compile, window: int) -> None:
     assert shared(PREFILL, types, constants) <= SHARED_BYTES
 
 
+@pytest.mark.parametrize("codes", [False, True])
 @pytest.mark.parametrize(("group", "queries", "dim", "window"), [(4, 1, 128, 0), (4, 4, 64, 100)])
 def test_decode_attention_compiles(
-    shared: Compile, group: int, queries: int, dim: int, window: int
+    shared: Compile, group: int, queries: int, dim: int, window: int, codes: bool
 ) -> None:
     """As it is launched for 8 KV heads; as many fit on a multiprocessor as it is planned for."""
-    kept = group * queries
+    kept, boxes = group * queries, box_of_codes if codes else box
     numbers = ("q_t", "q_h", "table_row", "block_rows", "two_rows", "head_rows")
     types = {
-        "kv_desc": box(decode.TILE, dim),
-        "tail_desc": box(decode.TILE // 4, dim),
+        "kv_desc": boxes(decode.TILE, dim),
+        "tail_desc": boxes(decode.TILE // 4, dim),
         **dict.fromkeys(("q", "out"), "*bf16"),
         **dict.fromkeys(("tables", "lengths", "starts", "plan", "arrivals"), "*i32"),
         **dict.fromkeys(("pieces", "stats"), "*fp32"),
         **dict.fromkeys(numbers, "i32"),
         "scale": "fp32",
+        "kv_scales": "*fp32",
     }
     constants = {
         "KV_HEADS": 8,
@@ -150,9 +157,10 @@ def test_decode_attention_compiles(
         "N": max(8, kept),
         "KEPT": kept,
         "WIDE": max(2, 32 // kept),
-        "STAGES": decode.DEFAULT.ring // (decode.TILE * dim * 4),
+        "STAGES": decode.DEFAULT.ring // (decode.TILE * dim * (2 if codes else 4)),
         "FIELDS": decode_plan.PLAN_FIELDS,
         "SPACING": decode_plan.COUNTER_STRIDE,
+        "CODES": codes,
         "PRODUCER_REGS": decode.DEFAULT.producer_registers,
         "AHEAD": True,
         "PDL": True,

@@ -48,14 +48,15 @@ def test_narrow_rounds_each_number_within_a_sixteenth(dtype):
     assert bool((packed.as_strided((3, 4), (packed.stride(0), 1), 100) == 77).all())
 
 
-def test_a_row_that_is_no_number_stays_none():
-    """It must not become one that a model goes on with."""
+def test_a_value_that_is_not_a_number_stays_none():
+    """It must not become one that a model goes on with; the rest of its row is as it was."""
     values = torch.ones((1, 1, 4))
     values[0, 0, 2] = torch.nan
     packed, back = packed_for(1, 1, 4), torch.zeros((1, 1, 4))
     narrow(values, packed)
     widen(packed, back)
-    assert bool(back.isnan().all())
+    assert back.isnan().tolist() == [[[False, False, True, False]]]
+    assert back[0, 0, 0] == 1
 
 
 @pytest.mark.parametrize(
@@ -100,3 +101,16 @@ def test_parts_that_do_not_divide_are_refused():
     for size, rows in ((36, 6), (24, 7)):
         with pytest.raises(BadTensor, match="parts of"):
             pack_parts(kv_cache, ids, torch.zeros((1, size), dtype=torch.uint8), rows)
+
+
+def test_numbers_that_were_never_written_do_not_reach_others():
+    """NaN and infinity behind a block's last token do not change the scale of its row."""
+    values = torch.randn((1, 2, 32), generator=torch.manual_seed(2))
+    wanted, got = (packed_for(1, 2, 32) for _ in range(2))
+    values[:, :, 24:] = 0
+    narrow(values, wanted)
+    values[:, :, 24:28], values[:, :, 28:] = torch.nan, torch.inf
+    narrow(values, got)
+    assert torch.equal(got[:, 64:], wanted[:, 64:])
+    numbers = [each[:, :64].view(1, 2, 32)[:, :, :24] for each in (got, wanted)]
+    assert torch.equal(*numbers)

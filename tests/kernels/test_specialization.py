@@ -31,6 +31,14 @@ from tandem.kernels.blocks import add_digest, pack, unpack
 from tandem.kernels.fp8_gemm import BLOCK, fp8_linear
 from tandem.kernels.launch.ahead import building_ahead
 from tandem.kernels.launch.launcher import Launcher
+from tandem.kernels.moe import (
+    ExpertActivation,
+    ExpertWeights,
+    RoutingRule,
+    Scoring,
+    expert_feed_forward,
+    route,
+)
 from tandem.kernels.sampling import Filters, Penalties, penalize, score_tokens, thresholds
 
 pytestmark = pytest.mark.full
@@ -57,7 +65,7 @@ KERNELS = {
     "attention.decode.gluon_kernels:decode_stream": Params(
         loose="tables lengths starts table_row",
         numbers="q_t q_h block_rows two_rows head_rows scale",
-        tensors="kv_desc tail_desc q out plan pieces stats arrivals",
+        tensors="kv_desc tail_desc q out plan pieces stats arrivals kv_scales",
     ),
     "attention.decode.plan_kernels:plan_shares": Params(
         loose="lengths cu_seqlens_q block_tables num_seqs num_shares most_pieces table_row "
@@ -67,7 +75,7 @@ KERNELS = {
     "attention.decode.triton_kernels:decode_shares": Params(
         loose="block_tables lengths cu_seqlens_q table_row num_blocks",
         numbers="q_t q_h kv_block kv_two kv_head scale cap",
-        tensors="q kv out plan pieces stats arrivals sinks slopes",
+        tensors="q kv out plan pieces stats arrivals sinks slopes kv_scales",
     ),
     "attention.prefill.gluon_kernels:prefill_tiles": Params(
         loose="tables table_row",
@@ -81,7 +89,7 @@ KERNELS = {
     "attention.prefill.triton_kernels:prefill_tiles": Params(
         loose="tables table_row",
         numbers="q_t q_h kv_block kv_two kv_head scale cap",
-        tensors="q kv plan count out sinks slopes",
+        tensors="q kv plan count out sinks slopes kv_scales",
     ),
     "blocks.triton_kernels:add_terms": Params(
         loose="total words num_bytes",
@@ -108,24 +116,20 @@ KERNELS = {
         numbers="most groups",
         tensors="history lengths drafts earlier",
     ),
-    "fp8_gemm.triton_kernels:add_parts": Params(
-        numbers="outputs residual_row",
-        tensors="parts bias residual out",
-    ),
     "fp8_gemm.triton_kernels:multiply_blocks": Params(
         loose="rows",
         numbers="outputs inner x_row weight_row scale_row",
         tensors="x weight scale bias out",
     ),
-    "fp8_gemm.triton_kernels:multiply_few": Params(
-        loose="rows",
-        numbers="outputs inner x_row scale_row residual_row",
-        tensors="x weight scale bias residual out parts",
-    ),
     "fp8_gemm.triton_kernels:multiply_many": Params(
         loose="rows scale_block",
-        numbers="outputs inner scale_row",
-        tensors="x_desc w_desc x_scale w_scale bias out",
+        numbers="outputs inner scale_row residual_row",
+        tensors="x_desc w_desc x_scale w_scale bias residual out partials counters",
+    ),
+    "fp8_gemm.triton_kernels:round_normed_rows": Params(
+        loose="scale_block",
+        numbers="inner x_row eps",
+        tensors="x gain codes scales",
     ),
     "fp8_gemm.triton_kernels:round_rows": Params(
         loose="rows scale_block",
@@ -133,9 +137,9 @@ KERNELS = {
         tensors="x codes scales",
     ),
     "gemm.gluon_kernels:multiply_stream": Params(
-        loose="rows length pieces",
+        loose="rows length pieces w_block",
         numbers="outputs residual_row",
-        tensors="w_desc x_desc bias residual out partials counters",
+        tensors="w_desc x_desc scale_desc bias residual out partials counters x_scale w_scale",
     ),
     "gemm.triton_kernels:multiply_few": Params(
         loose="rows",
@@ -145,6 +149,93 @@ KERNELS = {
     "gemm.triton_kernels:multiply_one": Params(
         numbers="w_row",
         tensors="x w bias residual out",
+    ),
+    "grouped_gemm.triton_kernels:add_parts": Params(
+        loose="height",
+        numbers="outputs residual_row",
+        tensors="parts bias residual out",
+    ),
+    "grouped_gemm.triton_kernels:decode": Params(
+        numbers="outputs inner codes_row scale_row zeros_row",
+        tensors="codes scale zeros out",
+    ),
+    "grouped_gemm.triton_kernels:multiply_codes": Params(
+        loose="rows height",
+        numbers="outputs inner x_row codes_row scale_row zeros_row residual_row",
+        tensors="x codes scale zeros bias residual out parts",
+    ),
+    "int8_gemm.triton_kernels:multiply_int8": Params(
+        loose="rows height",
+        numbers="outputs inner weight_row",
+        tensors="x weight sums",
+    ),
+    "int8_gemm.triton_kernels:round_rows": Params(
+        numbers="inner x_row",
+        tensors="x codes scales",
+    ),
+    "int8_gemm.triton_kernels:scale_sums": Params(
+        loose="height",
+        numbers="outputs",
+        tensors="sums of_rows scale bias out",
+    ),
+    "mla.triton_kernels:attend_expanded": Params(
+        loose="tables lengths starts table_row begin room is_last",
+        numbers="q_t q_h kv_block scale",
+        tensors="q kv expanded out sums stats",
+    ),
+    "mla.triton_kernels:attend_latents": Params(
+        loose="tables lengths starts table_row tokens splits",
+        numbers="latent_t latent_h rope_t rope_h kv_block scale",
+        tensors="q_latent q_rope kv out parts stats",
+    ),
+    "mla.triton_kernels:expand_latents": Params(
+        loose="tables lengths table_row begin room",
+        numbers="kv_block",
+        tensors="kv kv_b expanded",
+    ),
+    "mla.triton_kernels:merge_splits": Params(
+        loose="rows splits",
+        tensors="parts stats out",
+    ),
+    "mla.triton_kernels:rotate_pairs": Params(
+        numbers="q_t cos_row sin_row",
+        tensors="q cos sin",
+    ),
+    "mla.triton_kernels:write_latents": Params(
+        loose="blocks offsets",
+        numbers="row_stride kv_block kv_token cos_row sin_row eps",
+        tensors="kv_a kv cos sin weight",
+    ),
+    "moe.gluon_kernels:multiply_experts": Params(
+        loose="rows w_block",
+        numbers="outputs num_chosen tiles length half",
+        tensors="w_desc x_desc scale_desc chosen slots factors w_scale bias out",
+    ),
+    "moe.plan_kernels:list_chosen": Params(
+        loose="tokens",
+        numbers="num_chosen",
+        tensors="ids chosen slots",
+    ),
+    "moe.triton_kernels:add_routes": Params(
+        numbers="width",
+        tensors="found total",
+    ),
+    "moe.triton_kernels:multiply_down": Params(
+        numbers="experts outputs inner",
+        tensors="x weight scale bias routes starts factors out",
+    ),
+    "moe.triton_kernels:multiply_gate_up": Params(
+        numbers="experts width inner x_row",
+        tensors="x weight scale bias routes starts out",
+    ),
+    "moe.triton_kernels:place_routes": Params(
+        loose="count",
+        numbers="experts",
+        tensors="ids routes starts",
+    ),
+    "moe.triton_kernels:route_rows": Params(
+        numbers="row_stride groups size scale",
+        tensors="logits bias ids weights",
     ),
     "norm.triton_kernels:add_layer_norm_rows": Params(
         numbers="x_row residual_row dim eps",
@@ -157,7 +248,7 @@ KERNELS = {
     "rotary_kv.triton_kernels:rotate_heads": Params(
         loose="blocks offsets",
         numbers="cos_row sin_row kv_block kv_two kv_head kv_token eps",
-        tensors="qkv kv cos sin q_weight k_weight",
+        tensors="qkv kv cos sin kv_scales q_weight k_weight",
     ),
     "sampling.bits.triton_kernels:keep_bits_of_rows": Params(
         numbers="row_stride word_stride vocabulary count",
@@ -209,7 +300,21 @@ KERNELS = {
         numbers="row_stride vocab groups",
         tensors="logits ids peaks masses ranks logprobs rank top_ids top_logprobs",
     ),
+    "tiled_gemm.gluon_kernels:multiply_tiles": Params(
+        loose="rows length pieces",
+        numbers="outputs residual_row",
+        tensors="c_desc x_desc scales bias residual out partials counters",
+    ),
+    "tiled_gemm.triton_kernels:decode_tiles": Params(
+        numbers="inner",
+        tensors="words scales out",
+    ),
 }
+
+EXPERTS = ExpertWeights(
+    torch.zeros(4, 2 * BLOCK, BLOCK, dtype=torch.bfloat16),
+    torch.zeros(4, BLOCK, BLOCK, dtype=torch.bfloat16),
+)
 
 
 def kernel_of(where: str) -> Any:
@@ -311,11 +416,17 @@ def test_steps_of_any_size_run_the_same_kernels(builds: Callable[[], list[str]])
             x = torch.zeros(rows, BLOCK, dtype=torch.bfloat16)
             weight = torch.zeros(BLOCK, BLOCK).to(torch.float8_e4m3fn)
             fp8_linear(x, weight, torch.ones(1, 1), None, backend=Backend.TRITON)
+            rule = RoutingRule(2, Scoring.SOFTMAX)
+            routes = route(torch.zeros(rows, 4), rule, backend=Backend.TRITON)
+            silu = ExpertActivation.SILU
+            expert_feed_forward(x, EXPERTS, routes, silu, backend=Backend.TRITON)
     assert sorted(builds()) == sorted(
         ["penalize_pairs", "score_rows", "bound_rows", "weigh_rows", "gather_rows", "search_rows"]
         + ["group_stats"] * 2  # with ranks, and with masses alone
         + ["move_rows"] * 2  # there and back
-        + ["add_terms", "multiply_few"]
+        + ["round_rows"] * 3  # 1, 2 and 16 rows of a program
+        + ["add_terms", "multiply_many"]
+        + ["route_rows", "place_routes", "multiply_gate_up", "multiply_down", "add_routes"]
     )
 
 

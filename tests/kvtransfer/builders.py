@@ -36,8 +36,8 @@ ROUTER = b"R" * 16
 FOLDER_VARIABLE = "TEST_KV_NODE_FOLDER"
 
 
-def fingerprint_of(layout: KVLayout) -> Fingerprint:
-    return Fingerprint(revision="test", dtype="float32", layout=layout)
+def fingerprint_of(layout: KVLayout, dtype: str = "float32") -> Fingerprint:
+    return Fingerprint(revision="test", dtype=dtype, layout=layout)
 
 
 FINGERPRINT = fingerprint_of(LAYOUT)

@@ -85,8 +85,8 @@ def test_tags_differ_by_group_block_and_request():
 def test_a_group_that_no_hand_off_carries_is_refused_by_name_at_pairing(
     workers, connector, monkeypatch, caplog
 ):
-    """Here a latent vector for every token."""
-    group = msgspec.structs.replace(LAYOUT.groups[0], kind=KVKind.LATENT)
+    """Here keys and values of layers that draft."""
+    group = msgspec.structs.replace(LAYOUT.groups[0], kind=KVKind.DRAFT)
     fingerprint = msgspec.structs.replace(FINGERPRINT, layout=KVLayout((group,)))
     assert fingerprint.digest != FINGERPRINT.digest
     monkeypatch.setattr("tests.kvtransfer.builders.LAYOUT", fingerprint.layout)
@@ -95,7 +95,7 @@ def test_a_group_that_no_hand_off_carries_is_refused_by_name_at_pairing(
     consumer = workers(Consumer, config, fingerprint=fingerprint)
     consumer.service.set_peers([producer.service.control])
     producer.until(lambda: producer.metric("tandem:kv_links_refused_total"))
-    words = "group 0 of the KV layout is latent; handed over is full_attention"
+    words = "group 0 of the KV layout is draft; handed over is full_attention"
     consumer.until(lambda: words in caplog.text)
     assert not consumer.service.peer_up(producer.incarnation)
 

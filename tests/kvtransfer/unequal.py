@@ -6,10 +6,19 @@ from itertools import pairwise
 
 import msgspec
 import torch
-from tests.kvtransfer.builders import LAYOUT, Consumer, Producer, Switch, hash_of, make_key, only
+from tests.kvtransfer.builders import (
+    LAYOUT,
+    Consumer,
+    Producer,
+    Switch,
+    fingerprint_of,
+    hash_of,
+    make_key,
+    only,
+)
 
 from tandem.kvtransfer import events
-from tandem.protocol.card import KVLayout, blocks_for
+from tandem.protocol.card import FP8_CODES, KVLayout, blocks_for
 from tandem.protocol.ids import BlockHash
 
 (GROUP,) = LAYOUT.groups
@@ -44,12 +53,25 @@ def hashes_of(name: str, num_tokens: int, block_size: int) -> list[BlockHash]:
 
 class Pair:
     def __init__(
-        self, workers, config, sizes: tuple[int, int], dtype: str = "float32", consumer_config=None
+        self,
+        workers,
+        config,
+        sizes: tuple[int, int],
+        dtype: str | tuple[str, str] = "float32",
+        consumer_config=None,
+        **parts,
     ) -> None:
+        """``dtype`` is that of both, or P's and D's; ``parts`` are for both services."""
         self.sizes = sizes
-        self.layouts = tuple(layout_of(size, dtype) for size in sizes)
-        self.producer = workers(Producer, config, layout=self.layouts[0])
-        self.consumer = workers(Consumer, consumer_config or config, layout=self.layouts[1])
+        dtypes = (dtype, dtype) if isinstance(dtype, str) else dtype
+        self.layouts = tuple(map(layout_of, sizes, dtypes))
+        of_model = next((each for each in dtypes if each != FP8_CODES), "float32")
+        first, second = (
+            {"layout": each, "fingerprint": fingerprint_of(each, of_model), **parts}
+            for each in self.layouts
+        )
+        self.producer = workers(Producer, config, **first)
+        self.consumer = workers(Consumer, consumer_config or config, **second)
         self.consumer.meet(self.producer)
 
     def found(self, blocks: list[int], num_tokens: int) -> torch.Tensor:
@@ -76,7 +98,7 @@ class Pair:
         spans = list(pairwise(cuts))
         kv = kv_of(name, num_tokens, self.layouts[0]) if kv is None else kv
         kv_cache = as_tokens(self.producer.kv_cache, self.layouts[0])
-        kv_cache[theirs] = 7  # what lies behind the last token is nobody's
+        self.producer.kv_cache.view(torch.uint8)[theirs] = 7  # after the last token: not of it
         self.write(kv_cache, kv, theirs)
         self.announce(name, theirs, spans[:1])
         self.load(name, mine, hit)

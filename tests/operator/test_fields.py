@@ -95,7 +95,7 @@ EFFECTS: dict[str, tuple[Changes, Changes]] = {
     "labels": ({}, {"labels": {"team": "a"}}),
     "annotations": ({}, {"annotations": {"team": "a"}}),
     "engine.dtype": ({}, {"engine__dtype": "BFloat16"}),
-    "engine.kvCacheDtype": ({}, {"engine__kvCacheDtype": "BFloat16"}),
+    "engine.kvCacheDtype": ({}, {"engine__kvCacheDtype": "FP8"}),
     "engine.maxModelLen": ({}, {"engine__maxModelLen": 9}),
     "engine.blockSize": ({}, {"engine__blockSize": 16}),
     "engine.maxNumSeqs": ({}, {"engine__maxNumSeqs": 9}),

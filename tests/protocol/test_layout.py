@@ -2,7 +2,7 @@
 
 import msgspec
 
-from tandem.protocol.card import Fingerprint, KVGroup, KVLayout, blocks_for
+from tandem.protocol.card import Fingerprint, KVGroup, KVKind, KVLayout, blocks_for
 
 GROUP = KVGroup(num_layers=36, num_kv_heads=8, head_dim=128, block_size=64, dtype="bfloat16")
 
@@ -11,6 +11,15 @@ def test_a_block_of_qwen3_8b_is_nine_mebibytes() -> None:
     """36 layers, K and V, 8 heads of 128 in two bytes, 64 tokens."""
     assert KVLayout((GROUP,)).block_bytes == 9 << 20
     assert GROUP.block_shape == (36, 2, 8, 64, 128)
+
+
+def test_a_latent_has_no_values_and_no_heads() -> None:
+    """61 layers of DeepSeek-V3: 512 numbers and a rotated key of 64, in two bytes."""
+    group = msgspec.structs.replace(
+        GROUP, num_layers=61, num_kv_heads=1, head_dim=576, kind=KVKind.LATENT
+    )
+    assert group.block_shape == (61, 1, 1, 64, 576)
+    assert KVLayout((group,)).token_bytes == 61 * 576 * 2
 
 
 def test_blocks_round_up() -> None:

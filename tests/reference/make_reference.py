@@ -35,6 +35,7 @@ def main() -> None:
     """Compute and write the file beside this script."""
     import torch
     import transformers
+    from tests.dense_model import write_dense_model
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", choices=tuple(NEW_TOKENS))
@@ -42,7 +43,9 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     with folder_of(arguments.model) as (folder, about):
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        with tempfile.TemporaryDirectory() as place:
+            dense = write_dense_model(folder, Path(place) / "dense")
+            model = transformers.AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float32)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     rows: list[dict[str, object]] = []
     more = MORE_TOKENS.get(arguments.model, {})

@@ -88,17 +88,21 @@ class Pair:
         *,
         engine: dict[str, Any] | None = None,
         block_sizes: tuple[int, int] = (16, 16),
+        kv_types: tuple[str, str] = ("auto", "auto"),
         **settings: object,
     ) -> None:
         """``engine``: settings of both engines, their model's ``folder`` among them; the others are
-        the hand-off's. ``block_sizes`` are P's and D's."""
+        the hand-off's. ``block_sizes`` are P's and D's, as are ``kv_types``."""
         fields: dict[str, Any] = {"kv_connector": connector, "kv_control_port": 0, **settings}
         self.kv = kv_config(**fields)
         self.p_id, self.d_id = new_incarnation(), new_incarnation()
         self.decode_stands = False
         """D's engine takes no step."""
         allocate = kv_cache_allocator(self.kv)
-        own = ({**(engine or {}), "block_size": size} for size in block_sizes)
+        own = (
+            {**(engine or {}), "block_size": size, "kv_cache_dtype": kv_type}
+            for size, kv_type in zip(block_sizes, kv_types, strict=True)
+        )
         self.prefill = Half(self._producer, allocate, **next(own))
         self.decode = Half(self._consumer, allocate, **next(own))
         self.consumer.set_peers({self.producer.control: self.p_id})
@@ -128,6 +132,7 @@ class Pair:
             "registry": CollectorRegistry(),
             "notify": lambda: None,
             "transports": transports_of(self.kv),
+            "kv_scales": config.row_scales,
         }
 
     def until(self, check: Callable[[], bool]) -> None:

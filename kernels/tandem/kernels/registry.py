@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from importlib.util import find_spec
 from typing import Generic, TypeVar, cast
 
 import torch
@@ -17,16 +18,17 @@ from .errors import NoBackend
 
 
 class Backend(StrEnum):
-    """Implementations of an op: plain torch (also the reference), Triton, or Gluon."""
+    """Implementations of an op: plain torch (also the reference), Triton, Gluon, or LLVM."""
 
     TORCH = "torch"
     TRITON = "triton"
     GLUON = "gluon"
+    LLVM = "llvm"
 
 
 PREFERENCE: Mapping[str, tuple[Backend, ...]] = {
     "cuda": (Backend.GLUON, Backend.TRITON, Backend.TORCH),
-    "cpu": (Backend.TORCH,),
+    "cpu": (Backend.LLVM, Backend.TORCH) if find_spec("llvmlite") else (Backend.TORCH,),
 }
 """Backends of each device type, in the order in which they are tried."""
 
@@ -38,9 +40,20 @@ _OPS: dict[str, Op[Callable[..., object]]] = {}
 class Op(Generic[F]):
     """One op and its implementations, all with the signature `F`."""
 
-    def __init__(self, name: str, implementations: Mapping[Backend, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        implementations: Mapping[Backend, str],
+        *,
+        product: bool = False,
+        writes: int | None = None,
+    ) -> None:
+        """``product`` ops are compared with plain torch when a model is loaded; ``writes`` is the
+        parameter that they fill or add to, None if they return a result."""
         assert name not in _OPS, f"op {name} is defined twice"
         self.name = name
+        self.product = product
+        self.writes = writes
         self._where = dict(implementations)
         self._loaded: dict[Backend, F] = {}
         self._by_device: dict[str, F] = {}
@@ -59,6 +72,10 @@ class Op(Generic[F]):
         if chosen is None:
             chosen = self._by_device[device.type] = self.load(self._prefer(device.type))
         return chosen
+
+    def use(self, device: torch.device, function: F) -> None:
+        """Run ``function`` for tensors on devices of the type of ``device``."""
+        self._by_device[device.type] = function
 
     def load(self, backend: Backend) -> F:
         """Return the function of one backend, imported at its first use."""

@@ -114,7 +114,7 @@ class KVTransferConfig:
         "auto",
         "Type of KV on the wire, set on either end. auto: as stored; fp8: half the bytes, "
         "tokens may differ, KV goes through slots.",
-        choices=tuple(WireDtype),
+        choices=(WireDtype.AUTO, WireDtype.FP8),
     )
     kv_data_port: int = setting(
         0, f"First of {DATA_PORTS} ports to try for the tcp connector. 0: any free port."

@@ -9,7 +9,9 @@ import msgspec
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.pooling import ModelPooling
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+FP8_CODES = "float8_e4m3fn"
+"""Type of KV that is held as codes, each times a scale of the model."""
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, FP8_CODES: 1}
 
 
 class KVKind(StrEnum):
@@ -20,7 +22,8 @@ class KVKind(StrEnum):
     WINDOW = "sliding_window"
     """Keys and values, of which only the last ``span`` tokens are attended to."""
     LATENT = "latent"
-    """One latent vector for every token."""
+    """One vector for every token, of which a layer's keys and values are made; ranks hold it
+    whole."""
     STATE = "recurrent_state"
     """One state, which each token overwrites."""
     DRAFT = "draft"
@@ -38,9 +41,10 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     num_layers: int
     num_kv_heads: int
-    """KV heads of one rank; of a state its heads."""
+    """KV heads of one rank; of a state its heads; 1 of a latent."""
     head_dim: int
-    """Numbers of a head's key or value; of a state those of a head's whole state."""
+    """Numbers of a head's key or value, or of a latent; of a state those of a head's whole
+    state."""
     block_size: int
     dtype: str
     kind: KVKind = KVKind.FULL
@@ -55,9 +59,15 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def block_shape(self) -> tuple[int, int, int, int, int]:
-        """Return ``[layer, K|V, kv_head, token, head_dim]``; a state has one K and one token."""
-        two, tokens = (1, 1) if self.kind is KVKind.STATE else (2, self.block_size)
+        """Return ``[layer, K|V, kv_head, token, head_dim]``; a latent has no V, a state no V and
+        one token."""
+        two = 1 if self.kind in (KVKind.LATENT, KVKind.STATE) else 2
+        tokens = 1 if self.kind is KVKind.STATE else self.block_size
         return (self.num_layers, two, self.num_kv_heads, tokens, self.head_dim)
+
+    def shard(self, of: "Shard") -> "Shard":
+        """Return the part of the heads that the rank ``of`` holds: all of a latent."""
+        return Shard() if self.kind is KVKind.LATENT else of
 
     @property
     def num_rows(self) -> int:
@@ -130,7 +140,7 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 
 PROTOCOL_VERSION = 4
 """Increased whenever a frame, the hash or the layout changes meaning."""
-HANDOFF_VERSION = 9
+HANDOFF_VERSION = 10
 """Increased whenever a message between workers, or a slot's header, changes meaning."""
 WIRE = f"{PROTOCOL_VERSION}.{HANDOFF_VERSION}"
 """Version of routers and workers that can serve together."""
@@ -164,11 +174,16 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
     def compatibility(self) -> str:
         """Return 32 hex digits that are equal for workers with compatible KV.
 
-        Block size and the number of ranks that share a layer's heads are excluded.
+        Block size and the number of ranks that share a layer's heads are excluded. So are codes
+        instead of the model's type, because a hand-off converts them.
         """
-        replace = msgspec.structs.replace
+        replace, ranks = msgspec.structs.replace, Shard(0, self.tensor_parallel_size)
         groups = tuple(
-            replace(each, num_kv_heads=each.num_kv_heads * self.tensor_parallel_size)
+            replace(
+                each,
+                num_kv_heads=each.num_kv_heads * each.shard(ranks).size,
+                dtype=self.dtype if each.dtype == FP8_CODES else each.dtype,
+            )
             for each in self.with_block_size(0).layout.groups
         )
         whole = replace(self, layout=KVLayout(groups), tensor_parallel_size=1)

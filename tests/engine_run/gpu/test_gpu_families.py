@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.engine_run.gpu.gpu_engine import GPUEngine, regrets
 from tests.engine_run.run_driver import Driver
-from tests.engine_run.tiny_models import MODELS, folder_of, judge_of
+from tests.engine_run.tiny_models import MODELS, MOES, folder_of, judge_of
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.executor.uniproc import UniProcExecutor
@@ -37,6 +37,17 @@ def test_families_draw_the_best_token(name, dtype):
     worst = max(max(regrets(judge, p, t)) for p, t in zip(PROMPTS, made, strict=True))
     print(f"{name} {dtype}: worst regret {worst:.4f} of logits up to {scale:.1f}")
     assert worst < CLOSE * scale
+
+
+@pytest.mark.parametrize("name", MOES)
+def test_experts_draw_the_best_token(name):
+    """In float32, as 16 bits may choose other experts."""
+    engine = GPUEngine(folder_of(name, wide=True), dtype="float32", **SMALL)
+    made = engine.generate(PROMPTS, 24)
+    judge = judge_of(name, wide=True)
+    scale = judge(torch.tensor([PROMPTS[3]])).logits.abs().amax().item()
+    worst = max(max(regrets(judge, p, t)) for p, t in zip(PROMPTS, made, strict=True))
+    assert worst < 1e-3 * scale
 
 
 def test_graphs_change_no_token():

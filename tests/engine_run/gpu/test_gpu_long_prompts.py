@@ -37,12 +37,12 @@ class Counted(StepGraphs):
 
 
 @pytest.mark.timeout(200)
-def test_prompts_of_all_lengths_draw_the_best_token(smollm2):
+def test_prompts_of_all_lengths_draw_the_best_token(smollm2, dense_smollm2):
     """Alone, two in a step, and again with what is cached of them: padded to a graph or too long
     for one."""
     from transformers import AutoModelForCausalLM
 
-    judge = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32).cuda().eval()
+    judge = AutoModelForCausalLM.from_pretrained(dense_smollm2, dtype=torch.float32).cuda().eval()
     engine = GPUEngine(smollm2, dtype="float16", max_model_len=4096, num_gpu_blocks_override=400)
     graphs = engine.runner.graphs = Counted(engine.runner.graphs)
     prompts = [text(length, number) for number, length in enumerate(LENGTHS)]

@@ -60,9 +60,9 @@ def partings(made) -> list[Parting]:
 
 
 @pytest.fixture(scope="module")
-def rounding(smollm2):
+def rounding(dense_smollm2):
     """The model whose activations are rounded up or down at random, on the GPU."""
-    return rounding_scatter.load(smollm2).cuda()
+    return rounding_scatter.load(dense_smollm2).cuda()
 
 
 def distance(rounding, each: Parting) -> float:
@@ -148,11 +148,11 @@ def judged(folder, *, held: torch.dtype, computed: torch.dtype) -> torch.Tensor:
 
 
 @pytest.mark.timeout(300)
-def test_smollm2_is_nearer_to_float32_than_transformers_in_bfloat16(smollm2):
+def test_smollm2_is_nearer_to_float32_than_transformers_in_bfloat16(smollm2, dense_smollm2):
     """The error of log-probabilities is at most two thirds of that of transformers' bfloat16."""
     half = torch.bfloat16
-    truth = judged(smollm2, held=half, computed=torch.float32)
-    theirs = (judged(smollm2, held=half, computed=half) - truth).square().mean().sqrt()
+    truth = judged(dense_smollm2, held=half, computed=torch.float32)
+    theirs = (judged(dense_smollm2, held=half, computed=half) - truth).square().mean().sqrt()
     ours = (scores_of(started(smollm2)) - truth).square().mean().sqrt()
     print(f"root mean square error: {ours:.4f}, transformers in bfloat16 {theirs:.4f}")
     assert ours < theirs * 2 / 3

@@ -63,7 +63,7 @@ def test_rotation_and_kv_write_agree_with_the_reference(heads, kv_heads, dim, no
     places = torch.randperm(blocks * page)[:tokens]
     slot_mapping = SlotMapping((places // page).to(DEVICE), (places % page).to(DEVICE))
     norm = QKNorm(random(dim, dtype=dtype), random(dim, dtype=dtype) + 1, 1e-6) if normed else None
-    hold(ROTARY_KV, Backend.TRITON, qkv, kv_cache[:, 1], rotation, slot_mapping, norm)
+    hold(ROTARY_KV, Backend.TRITON, qkv, kv_cache[:, 1], rotation, slot_mapping, norm, None)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -97,6 +97,7 @@ class Liar:
             num_blocks=NUM_BLOCKS,
             groups=("full_attention",),
             block_size=LAYOUT.block_size,
+            dtypes=tuple(each.dtype for each in LAYOUT.groups),
         )
         return Welcome(msgspec.structs.replace(card, **changes))
 

@@ -15,7 +15,7 @@ from tandem.kvtransfer.transports.base import End, Progress, part_extents
 from tandem.kvtransfer.transports.mapped.copiers import HostCopier
 from tandem.kvtransfer.transports.mapped.transport import MappedTransport
 from tandem.memory.shared import shared_tensor
-from tandem.protocol.card import KVGroup, Shard, blocks_for
+from tandem.protocol.card import KVGroup, KVKind, Shard, blocks_for
 from tandem.protocol.ids import new_incarnation
 
 pytestmark = pytest.mark.full
@@ -107,6 +107,26 @@ def test_every_head_of_every_token_lies_in_its_place(ranks, n, m, block_sizes):
             assert torch.equal(found, kv[token][:, :, heads.start : heads.stop])
         others = [at for at in range(NUM_BLOCKS) if at not in mine]
         assert not bool(taker.kv_cache[others].any())
+
+
+def test_a_rank_reads_whole_latents_of_any_rank():
+    """A row for each layer: no V, no heads."""
+    group = KVGroup(
+        num_layers=LAYERS,
+        num_kv_heads=1,
+        head_dim=WIDTH,
+        block_size=8,
+        dtype="bfloat16",
+        kind=KVKind.LATENT,
+    )
+    row = 8 * WIDTH * 2
+    assert group.block_bytes == LAYERS * row
+    mine = End(8, group.block_bytes, Shard(1, 2))
+    theirs = End(16, 2 * group.block_bytes, Shard(0, 4))
+    extents = part_extents([4, 6], [5], 0, 16, group, mine, theirs)
+    assert extents.nbytes == row
+    pairs = [(each.local.offset // row, each.remote.offset // row) for each in extents[:]]
+    assert pairs == [(12, 30), (13, 32), (14, 34), (18, 31), (19, 33), (20, 35)]
 
 
 def test_whose_heads_a_rank_has():

@@ -96,9 +96,19 @@ class AttentionBackend(Protocol):
         """Return the metadata of one step, for all layers of a group; never wait for a device."""
         ...
 
-    def forward(self, q: Tensor, kv: Tensor, meta: Metadata, scores: Scores) -> Tensor:
+    def forward(
+        self, q: Tensor, kv: Tensor, meta: Metadata, scores: Scores, kv_scales: Tensor | None
+    ) -> Tensor:
         """Return the attention of q [tokens, heads, head_dim] over a layer's pages, dense, in q's
-        shape."""
+        shape.
+
+        ``kv_scales`` are factors of codes, float32 [2, kv_heads]; None for pages of q's type.
+        """
+        ...
+
+    def latent(self, q: Tensor, kv: Tensor, kv_b: Tensor, meta: Metadata, scale: float) -> Tensor:
+        """Return the attention of q [tokens, heads, nope + rope] over a layer's pages of latents,
+        [tokens, heads, value]. See ``tandem.kernels.mla`` for kv and kv_b."""
         ...
 
     def whole(self, q: Tensor, k: Tensor, v: Tensor, prompts: WholePrompts) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, device
@@ -14,12 +15,15 @@ from tandem.engine.attention.base import (
     StepSequences,
     Support,
 )
+from tandem.engine.attention.latent import latent_attention
 from tandem.kernels import Backend
 from tandem.kernels.attention import PagedBatch
 from tandem.kernels.attention.batch import Scores
 from tandem.kernels.attention.bidirectional import BIDIRECTIONAL, WholePrompts, bidirectional
 from tandem.kernels.attention.decode import DECODE, decode
 from tandem.kernels.attention.prefill import PREFILL, prefill
+from tandem.kernels.mla import MLA_DECODE, MLA_PREFILL
+from tandem.kernels.registry import Op
 from tandem.protocol.card import KVGroup, KVKind
 from tandem.protocol.errors import InvalidParameter
 
@@ -35,13 +39,11 @@ class PagedAttention:
     def supports(self, group: KVGroup, on: device) -> Support:
         if self._backend is None:
             return Support()
-        for op in (PREFILL, DECODE) if group.num_layers else (BIDIRECTIONAL,):
+        for op in _ops_of(group):
             if self._backend not in op.backends:
                 return Support(f"{op.name} has no {self._backend.value} backend")
         if self._backend is not Backend.TORCH and on.type != "cuda":
             return Support(f"{self._backend.value} needs a GPU, not {on.type}")
-        if group.dtype.startswith("float8"):
-            return Support(f"pages of {group.dtype} are not read by {self._backend.value}")
         return Support()
 
     def plan(self, step: StepSequences, group: int = 0) -> Metadata:
@@ -66,20 +68,31 @@ class PagedAttention:
             )
         return Metadata(n, decode_batch, prefill_batch, _last_queries(step, tables))
 
-    def forward(self, q: Tensor, kv: Tensor, meta: Metadata, scores: Scores) -> Tensor:
+    def forward(
+        self, q: Tensor, kv: Tensor, meta: Metadata, scores: Scores, kv_scales: Tensor | None
+    ) -> Tensor:
         if meta.prefill is None and meta.decode is not None:
-            return decode(q, kv, meta.decode, scores, backend=self._backend)
+            return decode(q, kv, meta.decode, scores, kv_scales, backend=self._backend)
         if meta.decode is None and meta.prefill is not None:
-            return prefill(q, kv, meta.prefill, scores, backend=self._backend)
+            return prefill(q, kv, meta.prefill, scores, kv_scales, backend=self._backend)
         assert meta.decode is not None, "a step has at least one row"
         assert meta.prefill is not None, "a step has at least one row"
         n = meta.num_decodes
-        first = decode(q[:n], kv, meta.decode, scores, backend=self._backend)
-        rest = prefill(q[n:], kv, meta.prefill, scores, backend=self._backend)
+        first = decode(q[:n], kv, meta.decode, scores, kv_scales, backend=self._backend)
+        rest = prefill(q[n:], kv, meta.prefill, scores, kv_scales, backend=self._backend)
         return torch.cat((first, rest))
+
+    def latent(self, q: Tensor, kv: Tensor, kv_b: Tensor, meta: Metadata, scale: float) -> Tensor:
+        return latent_attention(q, kv, kv_b, meta, scale, backend=self._backend)
 
     def whole(self, q: Tensor, k: Tensor, v: Tensor, prompts: WholePrompts) -> Tensor:
         return bidirectional(q, k, v, prompts, self._scale, backend=self._backend)
+
+
+def _ops_of(group: KVGroup) -> tuple[Op[Any], ...]:
+    if group.kind is KVKind.LATENT:
+        return MLA_PREFILL, MLA_DECODE
+    return (PREFILL, DECODE) if group.num_layers else (BIDIRECTIONAL,)
 
 
 def _last_queries(step: StepSequences, tables: Tensor) -> Metadata | None:
@@ -103,7 +116,7 @@ logger = logging.getLogger(__name__)
 
 _CHOICES = {
     "cuda": (None, Backend.TORCH),
-    "cpu": (Backend.TORCH,),
+    "cpu": (None, Backend.TORCH),
 }
 """Backends by device type, in order; None lets each op take its first choice."""
 

@@ -44,6 +44,8 @@ class GPUConfig:
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 CPU_BLOCK_SIZE = 16
 GPU_BLOCK_SIZE = 64
+FP8 = "fp8"
+"""Setting of KV as codes of ``float8_e4m3fn``."""
 MOST_OFFLOADED_GIB = 2**20
 """Upper bound of the setting; the machine's memory is checked at allocation."""
 
@@ -79,8 +81,9 @@ class CacheConfig:
     )
     kv_cache_dtype: str = setting(
         "auto",
-        "Type of KV. auto, or the name of the model's type (dtype); kernels support no other.",
-        choices=("auto", *DTYPES),
+        "Type of KV. auto, or the name of the model's type (dtype); fp8: float8_e4m3fn by the "
+        "scales in the checkpoint, half the bytes of bfloat16.",
+        choices=("auto", *DTYPES, FP8),
     )
 
     def __post_init__(self) -> None:

@@ -20,11 +20,13 @@ from tandem.base.settings import (
     setting,
     settings_of,
 )
-from tandem.engine.config.cache import GPU_BLOCK_SIZE, CacheConfig, GPUConfig
-from tandem.engine.config.facts import ModelFacts, QuantFacts, check_settings
+from tandem.engine.config.cache import FP8, GPU_BLOCK_SIZE, CacheConfig, GPUConfig
+from tandem.engine.config.facts import ModelFacts, check_settings
+from tandem.engine.config.kv_scales import KVScales, digest_of, read_kv_scales, rows_of
 from tandem.engine.config.layout import LayerGroup, layer_groups
 from tandem.engine.config.model import DTYPES, ModelConfig
 from tandem.engine.config.parallel import ParallelConfig, check_ranks
+from tandem.engine.config.quantization import QuantFacts
 from tandem.engine.config.read import CONFIG, read_facts
 from tandem.engine.config.scheduler import (
     CPU_LEAST_MIXED_TOKENS,
@@ -38,7 +40,7 @@ from tandem.engine.config.scheduler import (
 )
 from tandem.engine.config.structured_outputs import StructuredOutputsConfig
 from tandem.engine.config.weight_files import indexed, unindexed
-from tandem.protocol.card import Fingerprint, KVKind, KVLayout
+from tandem.protocol.card import FP8_CODES, Fingerprint, KVKind, KVLayout
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import ALL_LOGPROBS
 
@@ -131,6 +133,8 @@ class EngineConfig:
     gpu: GPUConfig
     structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
     profiler: ProfilerConfig = field(default_factory=ProfilerConfig)
+    kv_scales: KVScales = field(default_factory=dict)
+    """Scales of the checkpoint for KV in fp8."""
     device: str = setting(
         "auto",
         "Device of the model; auto: cuda if there is a GPU.",
@@ -156,9 +160,12 @@ class EngineConfig:
             self._check_drafts()
         if self._rounds_at_load:
             self._check_rounding()
-        if self.kv_dtype != self.dtype:
-            allowed = f"auto or {self.dtype}, the model's"
-            raise InvalidParameter("kv_cache_dtype", self.kv_dtype, allowed)
+        if self.cache.kv_cache_dtype not in ("auto", FP8, self.dtype):
+            allowed = f"auto, {FP8} or {self.dtype}, the model's"
+            raise InvalidParameter("kv_cache_dtype", self.cache.kv_cache_dtype, allowed)
+        if self.cache.kv_cache_dtype == FP8 and self.facts.latent is not None:
+            allowed = f"auto or {self.dtype}: latents are not held as codes"
+            raise InvalidParameter("kv_cache_dtype", FP8, allowed)
 
     @classmethod
     def of(cls, model: str | Path, *, facts: ModelFacts | None = None, **flat: Any) -> EngineConfig:
@@ -174,11 +181,15 @@ class EngineConfig:
         parts = _sort_into_sections({"model": str(model), **flat})
         settings = ModelConfig(**parts["model"])
         facts = facts if facts is not None else read_facts(model)
-        if settings.quantization == "fp8" and facts.quantization is None:
-            facts = replace(facts, quantization=QuantFacts(at_load=True))
+        if settings.quantization == "fp8":
+            facts = replace(facts, quantization=_rounded_at_load(facts.quantization))
+        scales: KVScales = {}
+        if settings.load_format != "dummy" and facts.encoder is None:
+            scales = read_kv_scales(Path(model), facts.num_kv_heads)
         return cls(
             model=settings,
             facts=facts,
+            kv_scales=scales,
             cache=CacheConfig(**parts["cache"]),
             parallel=ParallelConfig(**parts["parallel"]),
             scheduler=SchedulerConfig(**parts["scheduler"]),
@@ -234,7 +245,8 @@ class EngineConfig:
 
     @property
     def kv_dtype(self) -> str:
-        return self.dtype if self.cache.kv_cache_dtype == "auto" else self.cache.kv_cache_dtype
+        """Return the type of keys and values; states are float32."""
+        return FP8_CODES if self.cache.kv_cache_dtype == FP8 else self.dtype
 
     @property
     def layer_groups(self) -> tuple[LayerGroup, ...]:
@@ -244,6 +256,16 @@ class EngineConfig:
             block_size=self.cache.block_size,
             dtype=self.kv_dtype,
             ranks=self.parallel.tensor_parallel_size,
+        )
+
+    @property
+    def row_scales(self) -> tuple[tuple[float, ...], ...]:
+        """Return the scales of codes by group of the first rank, one of each ``num_rows``."""
+        return tuple(
+            sum(rows_of(self.kv_scales, each.layers, range(each.group.num_kv_heads)), ())
+            if each.group.kind in (KVKind.FULL, KVKind.WINDOW)
+            else (1.0,) * each.group.num_rows
+            for each in self.layer_groups
         )
 
     @property
@@ -283,8 +305,9 @@ class EngineConfig:
     def fingerprint(self, layout: KVLayout | None = None) -> Fingerprint:
         """Return the fingerprint that workers must share to exchange KV. Reads files: call once."""
         form = "+fp8" if self._rounds_at_load else ""
+        scales = f"+kv{digest}" if (digest := digest_of(self.kv_scales)) else ""
         return Fingerprint(
-            revision=f"{self.revision}{form}",
+            revision=f"{self.revision}{form}{scales}",
             dtype=self.dtype,
             layout=layout if layout is not None else self.layout,
             tensor_parallel_size=self.parallel.tensor_parallel_size,
@@ -328,3 +351,14 @@ def _check_length(model: ModelConfig, facts: ModelFacts) -> None:
         raise InvalidParameter(
             "max_model_len", asked, f"at most {longest}, the context length of the model"
         )
+
+
+def _rounded_at_load(found: QuantFacts | None) -> QuantFacts:
+    """Return the form that ``quantization`` fp8 makes of a checkpoint's. Raises InvalidParameter
+    for another form of weights than fp8."""
+    if found is None:
+        return QuantFacts(at_load=True)
+    if not found.is_fp8:
+        allowed = "auto: the checkpoint states another form in its quantization_config"
+        raise InvalidParameter("quantization", "fp8", allowed)
+    return found

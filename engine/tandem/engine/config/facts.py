@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tandem.engine.config.experts import ExpertFacts
+from tandem.engine.config.quantization import QuantFacts
 from tandem.engine.config.scheduler import PROMPT_CUTS, SchedulerConfig
 from tandem.protocol.card import KVKind
 from tandem.protocol.errors import InvalidParameter
@@ -13,68 +15,6 @@ from tandem.protocol.pooling import ModelPooling
 
 if TYPE_CHECKING:
     from tandem.engine.config.cache import CacheConfig
-
-FP8_BLOCK = (128, 128)
-"""Outputs and inputs that share a scale."""
-_FIELD = "config.json: quantization_config"
-_FP8: Mapping[str, tuple[Any, ...]] = {
-    "quant_method": ("fp8",),
-    "activation_scheme": ("dynamic",),
-    "weight_block_size": (list(FP8_BLOCK),),
-    "fmt": ("e4m3", None),
-    "scale_fmt": ("float", None),
-    "expert_dtype": ("fp8", None),
-}
-"""Supported values by key; a last None allows that the key is absent."""
-_NEAREST = (
-    "; the nearest is the same model in bfloat16, in fp8 with blocks of 128 by 128 (as Qwen3-8B-FP8"
-    " is), or as a GGUF file, whose weights are converted"
-)
-_KEPT = ("modules_to_not_convert", "ignored_layers")
-"""Keys of layers that are left plain, of transformers and vLLM."""
-
-
-@dataclass(frozen=True, slots=True)
-class QuantFacts:
-    """Weights in fp8 e4m3 with a scale for each block of 128 by 128; activations are not
-    quantized."""
-
-    kept: tuple[str, ...] = ()
-    """Prefixes of layers whose weights are plain."""
-    at_load: bool = False
-    """Whether the checkpoint's weights are plain and rounded when they are loaded."""
-
-    def keeps(self, prefix: str) -> bool:
-        return any(prefix == each or prefix.startswith(f"{each}.") for each in self.kept)
-
-
-def quantization_of(config: Mapping[str, Any]) -> QuantFacts | None:
-    """Return the form of a parsed config.json's weights; None is plain. Raises InvalidParameter."""
-    found = config.get("quantization_config", config.get("compression_config"))
-    if found is None:
-        return None
-    if not isinstance(found, Mapping):
-        raise InvalidParameter(_FIELD, found, "an object")
-    for name, allowed in _FP8.items():
-        if found.get(name) not in allowed:
-            words = ", ".join(str(each) for each in allowed if each is not None)
-            raise InvalidParameter(f"{_FIELD}.{name}", found.get(name), f"one of {words}{_NEAREST}")
-    unknown = sorted(
-        name
-        for name, value in found.items()
-        if name not in _FP8 and name not in _KEPT and value not in (None, False)
-    )
-    if unknown:
-        known = ", ".join((*_FP8, *_KEPT))
-        raise InvalidParameter(f"{_FIELD}.{unknown[0]}", found[unknown[0]], f"only {known}")
-    return QuantFacts(tuple(name for key in _KEPT for name in _names(found, key)))
-
-
-def _names(found: Mapping[str, Any], key: str) -> list[str]:
-    names = found.get(key) or []
-    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
-        raise InvalidParameter(f"{_FIELD}.{key}", names, "a list of names of layers")
-    return names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +89,40 @@ class LinearAttentionFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentFacts:
+    """Layers of multi-head latent attention (DeepSeek-AI 2024): a token's keys and values are
+    products of one vector, which is kept with one rotated key of all heads."""
+
+    rank: int
+    """Numbers of the vector (kv_lora_rank)."""
+    rope_dim: int
+    """Numbers of the rotated key, and of the rotated part of a query (qk_rope_head_dim)."""
+    nope_dim: int
+    """Other numbers of a head's query and key (qk_nope_head_dim)."""
+    value_dim: int
+    """Numbers of a head's value (v_head_dim)."""
+    q_rank: int | None
+    """Numbers of the vector of which queries are products (q_lora_rank); None: of the hidden
+    state."""
+
+    @property
+    def width(self) -> int:
+        """Return the numbers that are kept of a token and layer."""
+        return self.rank + self.rope_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Multipliers:
+    """Factors of a decoder's residual stream and logits."""
+
+    embedding: float = 1.0
+    """Factor of tokens' embeddings, also of those that requests give."""
+    residual: float = 1.0
+    """Factor of the outputs of attention and MLP before they are added to the stream."""
+    logits: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """Shape of one model: a decoder, unless ``encoder`` is set."""
 
@@ -177,8 +151,17 @@ class ModelFacts:
     """Kind of each layer's KV; empty: one kind for all, by ``sliding_window``."""
     local_rope: RopeFacts | None = None
     """Rotary embedding of WINDOW layers if it differs."""
+    unrotated_layers: tuple[int, ...] = ()
+    """Layers whose queries and keys have no rotary embedding."""
+    multipliers: Multipliers = field(default_factory=Multipliers)
     linear: LinearAttentionFacts | None = None
     """Facts of STATE layers."""
+    attention_sinks: bool = False
+    """Whether each head has a logit that joins the softmax and has no value."""
+    experts: ExpertFacts | None = None
+    """Facts of layers with a mixture of experts."""
+    latent: LatentFacts | None = None
+    """Facts of LATENT layers, whose head_dim is that of queries and keys."""
     attention_scale: float | None = None
     """Factor of the scores; None is head_dim ** -0.5."""
     eos_token_ids: tuple[int, ...] = ()

@@ -8,6 +8,8 @@ from typing import NamedTuple
 from tandem.engine.config.facts import ModelFacts
 from tandem.protocol.card import KVGroup, KVKind
 
+_ATTENDED = (KVKind.FULL, KVKind.LATENT, KVKind.WINDOW)
+
 
 class LayerGroup(NamedTuple):
     """One group of the layout and its layers, in the order of their KV in a block."""
@@ -19,7 +21,7 @@ class LayerGroup(NamedTuple):
 def layer_groups(
     facts: ModelFacts, *, block_size: int, dtype: str, ranks: int = 1
 ) -> tuple[LayerGroup, ...]:
-    """Return the groups of a model: full attention, then windows, then states.
+    """Return the groups of a model: full attention, then latents, windows and states.
 
     Blocks have one size, so layers of a kind are cut into groups of equally many layers: as many as
     the smaller kind of attention has. A state's group has one layer. An encoder has one group
@@ -27,17 +29,19 @@ def layer_groups(
     """
     kinds = facts.kinds
     layers = {kind: tuple(i for i, each in enumerate(kinds) if each is kind) for kind in KVKind}
-    sizes = [len(layers[kind]) for kind in (KVKind.FULL, KVKind.WINDOW) if layers[kind]]
+    sizes = [len(layers[kind]) for kind in _ATTENDED if layers[kind]]
     each = min(sizes, default=0)
 
     def group(kind: KVKind, count: int) -> KVGroup:
-        heads, size, dtype_of = facts.num_kv_heads, facts.head_dim, dtype
+        heads, size, dtype_of = facts.num_kv_heads // ranks, facts.head_dim, dtype
         if kind is KVKind.STATE and facts.linear is not None:
-            heads, size = facts.linear.num_value_heads, facts.linear.state_size
+            heads, size = facts.linear.num_value_heads // ranks, facts.linear.state_size
             dtype_of = "float32"
+        if kind is KVKind.LATENT and facts.latent is not None:
+            heads, size = 1, facts.latent.width
         return KVGroup(
             num_layers=count,
-            num_kv_heads=heads // ranks,
+            num_kv_heads=heads,
             head_dim=size,
             block_size=block_size,
             dtype=dtype_of,
@@ -50,5 +54,5 @@ def layer_groups(
             some = layers[kind][at : at + most]
             yield LayerGroup(group(kind, len(some)), some)
 
-    found = (*of(KVKind.FULL, each), *of(KVKind.WINDOW, each), *of(KVKind.STATE, 1))
+    found = (*(some for kind in _ATTENDED for some in of(kind, each)), *of(KVKind.STATE, 1))
     return found or (LayerGroup(group(KVKind.FULL, 0), ()),)

@@ -1,9 +1,10 @@
 """Settings that spread one model over ranks."""
 
+import math
 from dataclasses import dataclass
 
 from tandem.base.settings import check_choices, check_integer, setting
-from tandem.engine.config.facts import FP8_BLOCK, ModelFacts
+from tandem.engine.config.facts import ModelFacts
 from tandem.protocol.card import KVKind
 from tandem.protocol.errors import InvalidParameter
 
@@ -68,17 +69,35 @@ def _reason_for_one(facts: ModelFacts, *, device: str, offloads: bool) -> str | 
 
 def _extents(facts: ModelFacts) -> tuple[tuple[str, int, int], ...]:
     """Return name, extent and unit of all that is cut into equal parts."""
-    cut = (
-        ("key and value heads", facts.num_kv_heads, 1),
-        ("heads", facts.num_heads, 1),
-        ("values of an MLP (intermediate_size)", facts.intermediate_size, 1),
-    )
+    cut = (("key and value heads", facts.num_kv_heads, 1), ("heads", facts.num_heads, 1))
     if facts.quantization is None:
-        return cut
-    block = FP8_BLOCK[0]
+        return (*cut, *_widths(facts, 1))
+    outputs, inputs = facts.quantization.units
+    both = math.lcm(outputs, inputs)
+    return (*cut, *_heads(facts, outputs, inputs), *_widths(facts, both))
+
+
+def _heads(facts: ModelFacts, outputs: int, inputs: int) -> tuple[tuple[str, int, int], ...]:
+    """Return the widths of the heads' layers, of which ranks cut outputs, or inputs of the last."""
+    width, latent = facts.num_heads * facts.head_dim, facts.latent
+    if latent is None:
+        keys = facts.num_kv_heads * facts.head_dim
+        both = math.lcm(outputs, inputs)
+        return (("values of keys", keys, outputs), ("values of queries", width, both))
+    values = facts.num_heads * latent.value_dim
     return (
-        *cut,
-        ("values of keys", facts.num_kv_heads * facts.head_dim, block),
-        ("values of queries", facts.num_heads * facts.head_dim, block),
-        ("values of an MLP (intermediate_size)", facts.intermediate_size, block),
+        ("values of queries", width, outputs),
+        ("values of keys and values", facts.num_heads * latent.nope_dim + values, outputs),
+        ("values of attention", values, inputs),
     )
+
+
+def _widths(facts: ModelFacts, unit: int) -> list[tuple[str, int, int]]:
+    """Return the widths of MLPs and of experts, if layers have them."""
+    mlp = ("values of an MLP (intermediate_size)", facts.intermediate_size, unit)
+    if facts.experts is None:
+        return [mlp]
+    found = [("values of an expert", facts.experts.width, unit)]
+    if facts.experts.shared_width is not None:
+        found.append(("values of the shared expert", facts.experts.shared_width, unit))
+    return found if len(facts.experts.layers) == facts.num_layers else [mlp, *found]

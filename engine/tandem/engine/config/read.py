@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tandem.engine.config.facts import ModelFacts, quantization_of
+from tandem.engine.config.facts import ModelFacts
 from tandem.engine.config.families import family_of
 from tandem.engine.config.families.values import number, positive
 from tandem.engine.config.pooling import (
@@ -18,6 +18,7 @@ from tandem.engine.config.pooling import (
     pooling_of,
     with_modules,
 )
+from tandem.engine.config.quantization import quantization_of, with_tool_file
 from tandem.engine.config.weight_files import Stored, read_json, stored_in
 from tandem.protocol.errors import InvalidParameter
 
@@ -44,6 +45,7 @@ _SILENT = frozenset(
         *("initializer_range", "initializer_factor", "embedding_initializer_range"),
         *("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers"),
         *("pooler_size_per_head", "pooler_type", "pretraining_tp", "router_aux_loss_coef"),
+        *("router_jitter_noise", "router_z_loss_coef", "aux_loss_alpha", "seq_aux"),
         *("diversity_penalty", "length_penalty", "repetition_penalty", "typical_p"),
         *("original_max_position_embeddings", "sbert_ce_default_activation_function"),
         *("rope_interleaved", "head_type", "cross_attention_hidden_size"),
@@ -73,6 +75,7 @@ _PARTS = re.compile(
     r"attn|attention|rope|rotary|alibi|softcap|multiplier|scal|clip|clamp|norm|logit|embed|resid"
     r"|window|chunk|sparse|expert|moe|router|mlp|ffn|glu|bias|head|layer|kernel|conv|ssm|mamba"
     r"|gate|mup|temperature_tuning|adapter|quant|parallel|interleav|mtp|nextn"
+    r"|topk|n_group|routed|scoring|dense_replace"
 )
 """Words of parts of the computation."""
 
@@ -150,7 +153,7 @@ def read_facts(folder: str | Path) -> ModelFacts:
     path = Path(folder)
     config: Mapping[str, Any] = read_json(path / CONFIG, needed=True)
     family = family_of(_architecture(config))
-    config = family.completed(config, path)
+    config = with_tool_file(family.completed(config, path), path)
     check_keys(config, family.keys)
     facts = facts_of(config, read_json(path / GENERATION_CONFIG, needed=False))
     tied, vocab_size = facts.tie_word_embeddings, facts.vocab_size

@@ -17,12 +17,6 @@ from tandem.protocol.errors import InvalidParameter
 
 _DEVICES = ("nvidia[0-9]*", "dxg", "nvhost-gpu", "nvgpu")
 """Files in /dev of a CUDA device: discrete, WSL, Tegra."""
-_QUANTISED = {
-    "hf_quant_config.json": "TensorRT Model Optimizer",
-    "quantize_config.json": "AutoGPTQ",
-    "quant_config.json": "AutoAWQ",
-}
-"""Tools of quantized weights, by the file they write next to config.json."""
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 
 
@@ -38,8 +32,6 @@ def check_model(folder: str | Path, settings: Mapping[str, Any] | None = None) -
     facts = read_facts(path)
     check_servable(facts)
     _check_rope(facts)
-    if facts.quantization is None:
-        _check_plain(path)
     if facts.dtype is None:  # a GGUF file's type is known when its tensors are read
         settings.pop("kv_cache_dtype", None)
     EngineConfig.of(path, facts=facts, **settings)
@@ -63,14 +55,3 @@ def _check_rope(facts: ModelFacts) -> None:
     if facts.encoder is None and rope.kind not in _KINDS:
         allowed = f"one of {', '.join(_KINDS)}"
         raise InvalidParameter(f"{CONFIG}: rope_parameters.rope_type", rope.kind, allowed)
-
-
-def _check_plain(folder: Path) -> None:
-    for name, tool in _QUANTISED.items():
-        if (folder / name).is_file():
-            raise InvalidParameter(
-                "model",
-                str(folder / name),
-                f"weights that {tool} has not quantised: the same model in bfloat16, or in fp8 "
-                f"with blocks of 128 by 128",
-            )

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,12 +95,37 @@ def stored_in(folder: Path, tensor: str) -> Stored | None:
         return None
 
 
+def tensors_like(folder: Path, names: re.Pattern[str]) -> dict[str, Stored]:
+    """Return the location of each tensor whose whole name matches; {} if a file is not readable
+    (the loader reports why)."""
+    try:
+        owners = indexed(folder)
+        files = set(unindexed(folder))
+        if owners is not None:
+            files = {path for name, path in owners.items() if names.fullmatch(name)}
+        return {
+            name: _place(path, header, name, start)
+            for path, (header, start) in ((each, _header(each)) for each in files)
+            for name in header
+            if names.fullmatch(name)
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
 def _stored_in(path: Path, tensor: str) -> Stored | None:
+    header, start = _header(path)
+    return _place(path, header, tensor, start) if tensor in header else None
+
+
+def _header(path: Path) -> tuple[dict[str, Any], int]:
+    """Return a file's header, and the offset of the numbers after it."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(min(length, _MOST_BYTES)))
-    if tensor not in header:
-        return None
+        return json.loads(file.read(min(length, _MOST_BYTES))), 8 + length
+
+
+def _place(path: Path, header: dict[str, Any], tensor: str, start: int) -> Stored:
     entry = header[tensor]
-    start, end = entry["data_offsets"]
-    return Stored(path, tuple(entry["shape"]), entry["dtype"], 8 + length + start, end - start)
+    first, end = entry["data_offsets"]
+    return Stored(path, tuple(entry["shape"]), entry["dtype"], start + first, end - first)

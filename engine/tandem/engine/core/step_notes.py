@@ -13,8 +13,6 @@ from tandem.protocol.card import KVKind, KVLayout
 from tandem.protocol.messages import DecodeBatch, StepTimes
 
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-_FP8_BYTES = 1.0 + 4.0 / (128 * 128)
-"""A weight and its share of a block's scale."""
 
 
 class StepCost(NamedTuple):
@@ -30,22 +28,32 @@ class StepCosts:
 
     def __init__(self, facts: ModelFacts, layout: KVLayout, dtype: str) -> None:
         """``dtype`` is that of plain weights."""
-        heads = facts.num_heads * facts.head_dim
-        kv_heads = facts.num_kv_heads * facts.head_dim
-        attention = facts.hidden_size * (2 * heads + 2 * kv_heads)
-        layer = attention + 3 * facts.hidden_size * facts.intermediate_size
-        self._linear = facts.num_layers * layer
+        attention, scored = _attention(facts)
+        experts = facts.experts
+        sparse = 0 if experts is None else len(experts.layers)
+        mlp = 3 * facts.hidden_size * facts.intermediate_size
+        dense = facts.num_layers * attention + (facts.num_layers - sparse) * mlp
+        expert = 0
+        if experts is not None:
+            shared = 3 * facts.hidden_size * (experts.shared_width or 0)
+            dense += sparse * (facts.hidden_size * experts.num_experts + shared)
+            expert = sparse * experts.num_products * facts.hidden_size * experts.width
+        self._experts = experts
+        self._linear = dense + expert * (0 if experts is None else experts.experts_per_token)
+        """Weights that a token is multiplied with."""
         self._head = facts.hidden_size * facts.vocab_size
         size = _BYTES[dtype]
-        each = size if facts.quantization is None else _FP8_BYTES
-        self._layer_bytes = self._linear * each
+        held = None if facts.quantization is None else facts.quantization.weight_bytes
+        self._dense_bytes = dense * (size if held is None else held)
+        self._expert_bytes = expert * (size if held is None else held)
+        """Bytes of one expert in all layers."""
         self._head_bytes = self._head * size
         kinds = facts.kinds or (KVKind.FULL,) * facts.num_layers  # an encoder keeps no KV
-        attended = [each for each in kinds if each in (KVKind.FULL, KVKind.WINDOW)]
-        self._attention = 4 * len(attended) * heads
+        attended = [each for each in kinds if each is not KVKind.STATE]
+        self._attention = 2 * len(attended) * scored
         """Operations for a token and a position that it attends in all layers."""
         self._window = facts.sliding_window if KVKind.WINDOW in attended else None
-        self._full = attended.count(KVKind.FULL) / max(1, len(attended))
+        self._full = 1 - attended.count(KVKind.WINDOW) / max(1, len(attended))
         """Share of the attending layers without a window."""
         self._kv_bytes = sum(each.token_bytes for each in layout.groups)
 
@@ -73,8 +81,32 @@ class StepCosts:
                 seen += (1 - self._full) * _pairs(before, count, self._window)
                 read += (1 - self._full) * min(before, self._window)
         flops = 2.0 * (tokens * self._linear + draws * self._head) + seen * self._attention
-        weights = self._layer_bytes + (self._head_bytes if draws else 0)
+        weights = self._layer_bytes(tokens) + (self._head_bytes if draws else 0)
         return StepCost(flops, weights + read * self._kv_bytes, tokens * self._kv_bytes)
+
+    def _layer_bytes(self, tokens: int) -> float:
+        """Return the bytes that a step of ``tokens`` reads: of the experts, those that uniform
+        routes choose."""
+        if self._experts is None:
+            return self._dense_bytes
+        count, chosen = self._experts.num_experts, self._experts.experts_per_token
+        return self._dense_bytes + self._expert_bytes * count * (1 - (1 - chosen / count) ** tokens)
+
+
+def _attention(facts: ModelFacts) -> tuple[int, int]:
+    """Return the weights of a layer's attention, and its multiplications for a token and a position
+    that it attends; those of a latent's expanded key and value."""
+    width, latent = facts.num_heads * facts.head_dim, facts.latent
+    if latent is None:
+        kv_width = facts.num_kv_heads * facts.head_dim
+        return 2 * facts.hidden_size * (width + kv_width), 2 * width
+    values = facts.num_heads * latent.value_dim
+    queries = facts.hidden_size * width
+    if latent.q_rank is not None:
+        queries = latent.q_rank * (facts.hidden_size + width)
+    expansion = latent.rank * (facts.num_heads * latent.nope_dim + values)
+    kept = facts.hidden_size * (latent.width + values)
+    return queries + expansion + kept, width + values
 
 
 def _pairs(before: int, count: int, window: int) -> int:

@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch import Tensor
-from torch.nn.functional import embedding, layer_norm
+from torch.nn.functional import layer_norm
 
 from tandem.engine.delta import Delta
 from tandem.engine.loader import INPUTS, Weights
 from tandem.engine.quant import LinearMethod, LinearPart, Product, Rows
+from tandem.engine.quant.tables import Table
 from tandem.engine.ranks import ALONE, Ranks
 from tandem.kernels.activation import Gate, gated
 from tandem.kernels.norm import add_layer_norm, rms_norm
@@ -19,11 +20,9 @@ from tandem.kernels.norm import add_layer_norm, rms_norm
 class Embedding:
     """Rows of a table by token id, maybe times a factor. Each rank has a slice of the table."""
 
-    def __init__(
-        self, weight: Tensor, factor: float | None = None, *, ranks: Ranks = ALONE
-    ) -> None:
-        """``weight`` [vocabulary of this rank, hidden]; may be in a mapped file."""
-        self.weight = weight
+    def __init__(self, table: Table, factor: float | None = None, *, ranks: Ranks = ALONE) -> None:
+        """``table`` is [vocabulary of this rank, hidden]."""
+        self._table = table
         self._factor = factor
         self._ranks = ranks
 
@@ -34,10 +33,10 @@ class Embedding:
 
     def _rows(self, token_ids: Tensor) -> Tensor:
         if self._ranks.size == 1:
-            return embedding(token_ids, self.weight)
-        own = token_ids - self._ranks.rank * len(self.weight)
-        elsewhere = (own < 0) | (own >= len(self.weight))
-        found = embedding(own.masked_fill_(elsewhere, 0), self.weight)
+            return self._table.lookup(token_ids)
+        own = token_ids - self._ranks.rank * len(self._table)
+        elsewhere = (own < 0) | (own >= len(self._table))
+        found = self._table.lookup(own.masked_fill_(elsewhere, 0))
         return self._ranks.sum(found.masked_fill_(elsewhere[:, None], 0))
 
 
@@ -130,6 +129,22 @@ class Linear:
         if self._fuses:
             return self._product.gated_of_norm(x, norm.weight, norm.eps, rows, gate)
         return gated(self(norm(x), rows), gate)
+
+    def feed_forward(
+        self,
+        down: Linear,
+        residual: Tensor,
+        x: Tensor,
+        norm: RMSNorm,
+        rows: Rows | None = None,
+        gate: Gate = Gate.SILU,
+    ) -> Tensor:
+        """Add ``down`` of ``gated_of_norm`` to residual [tokens, hidden] in place; return it."""
+        if self._fuses and down._fuses:
+            return self._product.feed_forward(
+                down._product, residual, x, norm.weight, norm.eps, rows, gate
+            )
+        return down.add_to(residual, self.gated_of_norm(x, norm, rows, gate), rows)
 
     @property
     def _fuses(self) -> bool:

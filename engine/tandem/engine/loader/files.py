@@ -105,7 +105,13 @@ def weight_files(folder: Path) -> WeightFiles:
 
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Types of plain weights, by safetensors' names."""
-CODES = {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8, "U8": torch.uint8, "I32": torch.int32}
+CODES = {
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
 """Other types that a form of weights may use, held unchanged."""
 TYPES = {**FLOATS, **CODES}
 _MOST_BYTES = 100 << 20

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Protocol, TypeVar
@@ -84,7 +84,9 @@ class StepContext:
     sequences: StepSequences
     kv: Sequence[Tensor]
     """Per layer, its view of the KV cache: [num_blocks, 2, kv_heads, block_size, head_dim]; of
-    states float32 [num_blocks, heads, numbers]."""
+    latents [num_blocks, block_size, numbers]; of states float32 [num_blocks, heads, numbers]."""
+    kv_scales: Mapping[int, Tensor] = field(default_factory=dict)
+    """Per layer whose pages hold codes, their factors: float32 [2, kv_heads]."""
     inputs: Sequence[object] = ()
     """Inputs in addition to tokens, such as ``EmbeddedTokens``; see ``given``."""
     on_last_layers: LastLayersQueued | None = None

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from tandem.engine.attention import Metadata
 from tandem.engine.config import ModelFacts
 from tandem.engine.layers.linear import Embedding, Linear, LMHead, RMSNorm
 from tandem.engine.layers.rotary import Rotary
@@ -73,7 +74,7 @@ class Attention:
         * head_dim]."""
         q = self._write(self.qkv.of_norm(stream, norm, step.rows), step)
         meta = step.metadata(self.group)
-        return step.attention.forward(q, step.kv[self.index], meta, self.scores).flatten(1)
+        return self._attend(q, meta, step)
 
     def of_rows(self, stream: Tensor, norm: RMSNorm, step: StepContext, rows: Tensor) -> Tensor:
         """Write the KV of all tokens; return the attention of ``rows`` [num_logits] only."""
@@ -92,14 +93,18 @@ class Attention:
             q = rotary_q(q, rotation, self.qk_norm)
         if not rows.shape[0]:
             return q.flatten(1)
-        return step.attention.forward(q, step.kv[self.index], queries, self.scores).flatten(1)
+        return self._attend(q, queries, step)
+
+    def _attend(self, q: Tensor, meta: Metadata, step: StepContext) -> Tensor:
+        kv, scales = step.kv[self.index], step.kv_scales.get(self.index)
+        return step.attention.forward(q, kv, meta, self.scores, scales).flatten(1)
 
     def _write(self, projected: Tensor, step: StepContext) -> Tensor:
         """Write KV of [tokens, (heads + 2 * kv_heads) * head_dim]; return q [tokens, heads,
         head_dim]."""
         kv, rotation = step.kv[self.index], step.rotation(self.rope)
-        slots = step.slots(self.group)
-        return rotary_kv(self._heads(projected), kv, rotation, slots, self.qk_norm)
+        slots, scales = step.slots(self.group), step.kv_scales.get(self.index)
+        return rotary_kv(self._heads(projected), kv, rotation, slots, self.qk_norm, scales)
 
     def _heads(self, projected: Tensor) -> Tensor:
         return projected.view(len(projected), projected.shape[1] // self.head_dim, self.head_dim)
@@ -115,11 +120,19 @@ class MLP:
 
     def __call__(self, stream: Tensor, norm: RMSNorm, rows: Rows) -> Tensor:
         """Add the MLP's output for the normed stream to the stream [tokens, hidden]."""
-        return self.down.add_to(stream, self.inner(stream, norm, rows), rows)
+        return self.gate_up.feed_forward(self.down, stream, stream, norm, rows, self.gate)
 
     def inner(self, stream: Tensor, norm: RMSNorm, rows: Rows) -> Tensor:
         """Return the input of ``down`` for the normed stream: [tokens, width of ``down``]."""
         return self.gate_up.gated_of_norm(stream, norm, rows, self.gate)
+
+
+class FeedForward(Protocol):
+    """Part of a layer that computes each token on its own."""
+
+    def __call__(self, stream: Tensor, norm: RMSNorm, rows: Rows) -> Tensor:
+        """Add the output for the normed stream to the stream [tokens, hidden]; return it."""
+        ...
 
 
 class DecoderLayer(Protocol):
@@ -128,6 +141,11 @@ class DecoderLayer(Protocol):
     @property
     def kind(self) -> KVKind:
         """Return the kind of its KV."""
+        ...
+
+    @property
+    def mlp(self) -> FeedForward:
+        """Return the part after the mixer."""
         ...
 
     def __call__(self, stream: Tensor, step: StepContext) -> Tensor:
@@ -167,10 +185,10 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Layer(Block):
-    """Block with a norm before its MLP."""
+    """Block with a norm before its MLP or its experts."""
 
     post_norm: RMSNorm
-    mlp: MLP
+    mlp: FeedForward
 
     def _add(self, stream: Tensor, attended: Tensor, rows: Rows) -> Tensor:
         stream = self.attention.out.add_to(stream, attended, rows)
@@ -199,6 +217,8 @@ class Decoder:
             embedded.put(stream)
         for staged in step.given(StagedVectors):
             staged.put(stream)
+        if self.facts.multipliers.embedding != 1.0:
+            stream.mul_(self.facts.multipliers.embedding)
         *layers, last = self.layers
         near = step.on_last_layers
         at = len(layers) if near is None else max(0, len(self.layers) - near.layers_left)
@@ -213,13 +233,14 @@ class Decoder:
 
     def shortened(self, layers: int) -> Decoder:
         """Keep the last layer, which differs from the others (``of_rows``), and of those at least
-        one of each kind."""
-        of_kind = {layer.kind: i for i, layer in enumerate(self.layers[:-1])}
+        one of each kind, with an MLP and with experts."""
+        of_kind = {(each.kind, type(each.mlp)): i for i, each in enumerate(self.layers[:-1])}
         kept = {*range(len(self.layers))[-layers:], *of_kind.values()}
         return replace(self, layers=tuple(self.layers[i] for i in sorted(kept)))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self.head(hidden)
+        found, factor = self.head(hidden), self.facts.multipliers.logits
+        return found if factor == 1.0 else found.mul_(factor)
 
     def token_vectors(self, hidden: Tensor) -> Tensor:
         return hidden

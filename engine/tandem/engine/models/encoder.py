@@ -24,9 +24,11 @@ from tandem.engine.models.decoder import activated
 from tandem.engine.quant import (
     LinearMethod,
     LinearPart,
+    PlainMethod,
     method_of,
     select_method,
 )
+from tandem.engine.quant.tables import Table, table_of
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": gelu,
@@ -151,6 +153,7 @@ class EncoderBuilder:
     encoder: EncoderFacts
     weights: Weights
     method: LinearMethod
+    plain: PlainMethod
 
     @classmethod
     def of(cls, facts: ModelFacts, weights: Weights) -> Self:
@@ -158,7 +161,7 @@ class EncoderBuilder:
         assert facts.encoder is not None, "the family's facts are of an encoder"
         plain = select_method(weights.device, weights.dtype)
         method = method_of(facts.quantization, plain, weights.device)
-        return cls(facts, facts.encoder, weights, method)
+        return cls(facts, facts.encoder, weights, method, plain)
 
     @property
     def prefix(self) -> str:
@@ -178,17 +181,22 @@ class EncoderBuilder:
         return model
 
     def embeddings(self) -> Embeddings:
-        facts, encoder, hidden = self.facts, self.encoder, self.facts.hidden_size
+        encoder, hidden = self.encoder, self.facts.hidden_size
         prefix = f"{self.prefix}embeddings"
         rows = (encoder.num_positions, hidden)
         positions = self.weights.get(f"{prefix}.position_embeddings.weight", rows)
         types = (encoder.num_token_types, hidden)
         return Embeddings(
-            words=Embedding(self.weights.get(f"{self.prefix}{WORDS}", (facts.vocab_size, hidden))),
+            words=Embedding(self.words()),
             positions=positions[encoder.position_offset :],
             types=self.weights.get(f"{prefix}.token_type_embeddings.weight", types).clone(),
             norm=self.norm(f"{prefix}.LayerNorm"),
         )
+
+    def words(self) -> Table:
+        shape = (self.facts.vocab_size, self.facts.hidden_size)
+        name = f"{self.prefix}{WORDS}"
+        return table_of(self.facts.quantization, self.plain, self.weights, name, shape)
 
     def layer(self, index: int) -> EncoderLayer:
         facts, prefix = self.facts, f"{self.prefix}encoder.layer.{index}"

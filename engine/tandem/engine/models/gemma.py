@@ -13,6 +13,7 @@ from tandem.engine.loader import Weights
 from tandem.engine.models.decoder import MLP, Block, Decoder
 from tandem.engine.models.registry import OffsetNormBuilder
 from tandem.engine.quant import Rows
+from tandem.engine.quant.tables import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class SandwichLayer(Block):
 class GemmaBuilder(OffsetNormBuilder):
     """Builder of one model."""
 
-    def embedding(self, table: Tensor) -> Embedding:
+    def embedding(self, table: Table) -> Embedding:
         """Return the embedding times the root of the hidden size, rounded to the model's type."""
         factor = torch.tensor(self.facts.hidden_size**0.5, dtype=self.weights.dtype)
         return Embedding(table, factor.item(), ranks=self.weights.ranks)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Self, cast
+from typing import ClassVar, Self, cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from tandem.engine.config import ModelFacts
+from tandem.engine.config import ModelFacts, kv_scales
+from tandem.engine.config.facts import RopeFacts
 from tandem.engine.config.families import check_servable, family_of
 from tandem.engine.config.layout import layer_groups
 from tandem.engine.layers.linear import (
@@ -21,13 +21,14 @@ from tandem.engine.layers.linear import (
     RMSNorm,
 )
 from tandem.engine.layers.rotary import Rotary
-from tandem.engine.loader import INPUTS, OUTPUTS, Weights
+from tandem.engine.loader import INPUTS, OUTPUTS, WHOLE, Shard, Weights
 from tandem.engine.models.base import CausalModel
 from tandem.engine.models.decoder import (
     MLP,
     Attention,
     Decoder,
     DecoderLayer,
+    FeedForward,
     Layer,
     Mixer,
 )
@@ -38,13 +39,14 @@ from tandem.engine.quant import (
     method_of,
     select_method,
 )
+from tandem.engine.quant.tables import Table, table_of
 from tandem.kernels.activation import Gate
 from tandem.kernels.attention.batch import Scores
 from tandem.kernels.rotary_kv import QKNorm
 from tandem.protocol.card import KVKind
 
-DERIVED = ("*.rotary_emb.inv_freq", "*.attn.bias", "*.masked_bias")
-"""Tensors in some checkpoints that follow from config.json."""
+DERIVED = ("*.rotary_emb.inv_freq", "*.attn.bias", "*.masked_bias", *kv_scales.IGNORED)
+"""Tensors in some checkpoints that follow from config.json, or are read with it."""
 PREFIX = "model."
 NARROW = 2048
 """Hidden size up to which the residual stream is float32; see docs/performance.md."""
@@ -65,6 +67,8 @@ class DecoderBuilder:
     """Method of weights that are plain in any form: the head's."""
     groups: Mapping[int, int]
     """Group of the KV layout by layer."""
+    attention_type: ClassVar[type[Attention]] = Attention
+    mlp_type: ClassVar[type[MLP]] = MLP
 
     @classmethod
     def of(cls, facts: ModelFacts, weights: Weights) -> Self:
@@ -79,6 +83,11 @@ class DecoderBuilder:
     def prefix(self) -> str:
         """Return the prefix of the names of all but the heads; "" if saved without a head."""
         return PREFIX if f"{PREFIX}embed_tokens.weight" in self.weights else ""
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """Return the patterns of tensors of parts that are not computed."""
+        return ()
 
     def build(self) -> Decoder:
         """Build the model from every tensor of the checkpoint. Raises a LoadError."""
@@ -96,48 +105,60 @@ class DecoderBuilder:
             head_name = "lm_head.weight"
             head = self.vocabulary(head_name)
         if facts.pooling.label_tokens:
-            shape = (facts.vocab_size, facts.hidden_size)
-            whole = head if weights.ranks.size == 1 else weights.get(head_name, shape)
-            rows = whole[list(facts.pooling.label_tokens)].float()
-            classifier = rows[:1] - rows[1:].sum(0)
+            whole = head if weights.ranks.size == 1 else self.vocabulary(head_name, WHOLE)
+            ids = torch.tensor(facts.pooling.label_tokens, device=weights.device)
+            rows = whole.lookup(ids).float()
+            classifier = (rows[:1] - rows[1:].sum(0)) * facts.multipliers.logits
         model = Decoder(
             facts=facts,
             embedding=self.embedding(table),
             layers=layers,
             norm=norm,
-            head=LMHead(Linear(self.plain.hold(head, None)), facts.vocab_size, ranks=weights.ranks),
+            head=LMHead(Linear(head.product()), facts.vocab_size, ranks=weights.ranks),
             rotaries=self.rotaries(),
             stream_dtype=torch.float32 if facts.hidden_size <= NARROW else weights.dtype,
             classifier=classifier,
         )
         copies = ("lm_head.weight",) if tied else ()
-        weights.check_all_used(ignore=(*DERIVED, *copies))
+        weights.check_all_used(ignore=(*DERIVED, *copies, *self.unread))
         return model
 
     def rotaries(self) -> tuple[Rotary, ...]:
-        """Return the rotary embeddings: that of the model, then that of its windows if it has
-        one."""
+        """Return the rotary embeddings: that of the model, then those of its windows and of layers
+        without rotation, if it has such."""
         facts = [self.facts]
         if self.facts.local_rope is not None:
             facts.append(replace(self.facts, rope=self.facts.local_rope))
+        if self.facts.unrotated_layers:
+            facts.append(replace(self.facts, rope=RopeFacts(partial=0.0)))
         dtype, device = self.weights.dtype, self.weights.device
         return tuple(Rotary(each, dtype=dtype, device=device) for each in facts)
+
+    def rope(self, index: int) -> int:
+        """Return the number of layer ``index``'s rotary embedding."""
+        facts = self.facts
+        if index in facts.unrotated_layers:
+            return 1 if facts.local_rope is None else 2
+        return int(facts.local_rope is not None and facts.kinds[index] is KVKind.WINDOW)
 
     def scores(self, index: int) -> Scores:
         """Return how layer ``index`` scores its keys."""
         facts = self.facts
         window = facts.sliding_window if facts.kinds[index] is KVKind.WINDOW else None
         scale = facts.attention_scale
-        return Scores(facts.head_dim**-0.5 if scale is None else scale, window)
+        sinks = None
+        if facts.attention_sinks:
+            name, own = f"{self.prefix}layers.{index}.self_attn.sinks", self.weights.shard(OUTPUTS)
+            sinks = self.weights.get(name, (facts.num_heads,), own, dtype=torch.float32).clone()
+        return Scores(facts.head_dim**-0.5 if scale is None else scale, window, sinks=sinks)
 
-    def vocabulary(self, name: str) -> Tensor:
-        """Return this rank's rows of a tensor [vocabulary, hidden]; zeros pad the last rank's."""
+    def vocabulary(self, name: str, shard: Shard | None = None) -> Table:
+        """Return the rows of a tensor [vocabulary, hidden] in ``shard``; None is this rank's."""
         shape = (self.facts.vocab_size, self.facts.hidden_size)
-        found = self.weights.get(name, shape, self.weights.shard(OUTPUTS, uneven=True))
-        missing = -(-shape[0] // self.weights.ranks.size) - len(found)
-        return pad(found, (0, 0, 0, missing)) if missing else found
+        own = self.weights.shard(OUTPUTS, uneven=True) if shard is None else shard
+        return table_of(self.facts.quantization, self.plain, self.weights, name, shape, own)
 
-    def embedding(self, table: Tensor) -> Embedding:
+    def embedding(self, table: Table) -> Embedding:
         return Embedding(table, ranks=self.weights.ranks)
 
     def layer(self, index: int) -> DecoderLayer:
@@ -147,31 +168,44 @@ class DecoderBuilder:
             input_norm=self.norm(f"{prefix}.input_layernorm", hidden),
             attention=self.attention(index, f"{prefix}.self_attn"),
             post_norm=self.norm(f"{prefix}.post_attention_layernorm", hidden),
-            mlp=self.mlp(f"{prefix}.mlp"),
+            mlp=self.feed_forward(index, prefix),
         )
+
+    def feed_forward(self, index: int, prefix: str) -> FeedForward:
+        """Return the part of layer ``index`` after its attention."""
+        return self.mlp(f"{prefix}.mlp")
 
     def attention(self, index: int, prefix: str) -> Mixer:
         """Return the attention of layer ``index``, whose tensors begin with ``prefix``."""
-        facts = self.facts
-        outs = {"q": facts.num_heads * facts.head_dim, "k": facts.num_kv_heads * facts.head_dim}
-        outs["v"] = outs["k"]
-        qkv = self.linear(
-            {f"{prefix}.{each}_proj": out for each, out in outs.items()},
-            facts.hidden_size,
-            bias=facts.attention_bias,
-        )
-        return self.attention_by(qkv, index, prefix)
+        return self.attention_by(self.qkv(prefix), index, prefix)
+
+    def qkv(self, prefix: str) -> Linear:
+        """Return the projection to q, k and v."""
+        return Linear.load(self.method, self.weights, self.qkv_parts(prefix))
+
+    def qkv_parts(self, prefix: str) -> list[LinearPart]:
+        """Return the parts of the projection to q, k and v, in this order."""
+        facts, shard = self.facts, self.weights.shard(OUTPUTS)
+        heads = {"q": facts.num_heads, "k": facts.num_kv_heads, "v": facts.num_kv_heads}
+        return [
+            LinearPart(
+                f"{prefix}.{each}_proj",
+                (count * facts.head_dim, facts.hidden_size),
+                facts.attention_bias,
+                shard,
+            )
+            for each, count in heads.items()
+        ]
 
     def attention_by(self, qkv: Linear, index: int, prefix: str) -> Attention:
         """Return the attention with a projection to q, k and v."""
         facts = self.facts
         width = facts.num_heads * facts.head_dim
-        local = facts.local_rope is not None and facts.kinds[index] is KVKind.WINDOW
-        return Attention(
+        return self.attention_type(
             index=index,
             group=self.groups[index],
             scores=self.scores(index),
-            rope=int(local),
+            rope=self.rope(index),
             qkv=qkv,
             parts=qkv.split(width // self.weights.ranks.size),
             out=self.linear(
@@ -190,16 +224,26 @@ class DecoderBuilder:
         return QKNorm(q, k, self.facts.rms_norm_eps)
 
     def mlp(self, prefix: str) -> MLP:
-        facts = self.facts
-        inner, bias = facts.intermediate_size, facts.mlp_bias
-        gate_up = {f"{prefix}.gate_proj": inner, f"{prefix}.up_proj": inner}
-        return MLP(
-            gate_up=self.linear(gate_up, facts.hidden_size, bias=bias),
+        return self.mlp_of(prefix, self.facts.intermediate_size)
+
+    def mlp_of(self, prefix: str, inner: int) -> MLP:
+        """Return an MLP with ``inner`` values between its products."""
+        facts, bias = self.facts, self.facts.mlp_bias
+        return self.mlp_type(
+            gate_up=Linear.load(self.method, self.weights, self.gate_up_parts(prefix, inner)),
             down=self.linear(
                 {f"{prefix}.down_proj": facts.hidden_size}, inner, bias=bias, dim=INPUTS
             ),
             gate=_GATES[facts.hidden_act],
         )
+
+    def gate_up_parts(self, prefix: str, inner: int) -> list[LinearPart]:
+        """Return the parts of the gate and of what it multiplies, in this order."""
+        facts, shard = self.facts, self.weights.shard(OUTPUTS)
+        return [
+            LinearPart(f"{prefix}.{name}_proj", (inner, facts.hidden_size), facts.mlp_bias, shard)
+            for name in ("gate", "up")
+        ]
 
     def linear(
         self, parts: dict[str, int], width: int, *, bias: bool, dim: int = OUTPUTS

@@ -52,6 +52,20 @@ class Product(Protocol):
         """Return gate(first half) * second half of ``of_norm``: [tokens, out / 2]."""
         ...
 
+    def feed_forward(
+        self,
+        down: Product,
+        residual: Tensor,
+        x: Tensor,
+        gain: Tensor,
+        eps: float,
+        rows: Rows | None = None,
+        gate: Gate = Gate.SILU,
+    ) -> Tensor:
+        """Add ``down`` of ``gated_of_norm`` to residual [tokens, out of down] in place; return
+        it."""
+        ...
+
     def part(self, outputs: slice) -> Product | None:
         """Return the product of these outputs in the same memory; None if it cannot be cut."""
         ...
@@ -119,6 +133,31 @@ class ComposedProduct(ABC):
     ) -> Tensor:
         return gated(self.of_norm(x, gain, eps, rows), gate)
 
+    def feed_forward(
+        self,
+        down: Product,
+        residual: Tensor,
+        x: Tensor,
+        gain: Tensor,
+        eps: float,
+        rows: Rows | None = None,
+        gate: Gate = Gate.SILU,
+    ) -> Tensor:
+        return down.add_to(residual, self.gated_of_norm(x, gain, eps, rows, gate), rows)
+
     def part(self, outputs: slice) -> Product | None:
         """Return None: the form cannot be cut."""
         return None
+
+
+class SideBySide(ComposedProduct):
+    """Products of the same x, their outputs in order, for parts that cannot be one."""
+
+    def __init__(self, products: Sequence[Product]) -> None:
+        self._products = products
+
+    def __call__(self, x: Tensor, rows: Rows | None = None) -> Tensor:
+        return torch.cat([each(x, rows) for each in self._products], 1)
+
+    def in_float32(self, x: Tensor) -> Tensor:
+        return torch.cat([each.in_float32(x) for each in self._products], 1)

@@ -173,6 +173,7 @@ class ModelRunner:
             attention=self.attention,
             sequences=inputs.sequences,
             kv=self.kv_cache.layers,
+            kv_scales=self.kv_cache.scales,
             inputs=more if staged is None else (staged,),
             on_last_layers=on_last_layers,
         )

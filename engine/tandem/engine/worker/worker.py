@@ -30,7 +30,7 @@ from tandem.engine.worker import gpu
 from tandem.engine.worker.drafts import RowDrafts
 from tandem.engine.worker.input_batch import InputBatch, batch_of
 from tandem.engine.worker.inputs import StepStager
-from tandem.engine.worker.kv_cache import KVCacheMemory
+from tandem.engine.worker.kv_cache import KVCacheMemory, check_device
 from tandem.engine.worker.launched import LaunchedStep
 from tandem.engine.worker.medium import num_cpu_blocks, open_medium
 from tandem.engine.worker.offload import available
@@ -39,6 +39,7 @@ from tandem.engine.worker.proposers import proposer_of
 from tandem.engine.worker.row_inputs import row_inputs
 from tandem.engine.worker.runner import ModelRunner
 from tandem.engine.worker.sleep_mode import RankMemory
+from tandem.kernels.checked import comparing
 from tandem.protocol.card import KVLayout
 from tandem.protocol.errors import InvalidParameter, TandemError
 
@@ -237,6 +238,27 @@ def product_rows(most: int) -> list[int]:
     return sorted(rows)
 
 
+COMPARED = (1, 16, 50, 100, 300, 2000)
+"""Tokens of the steps whose products are compared."""
+
+
+@torch.inference_mode()
+def compare_products(config: EngineConfig, runner: ModelRunner) -> None:
+    """Compare the products of a short model with plain torch, for several numbers of tokens. Wrong
+    kernels are logged and not used."""
+    if config.facts.encoder is not None:
+        return
+    device, budget = runner.stager.device, config.scheduler.max_num_batched_tokens
+    counts = [n for n in COMPARED if n <= min(budget, config.max_model_len)]
+    with (
+        comparing(device),
+        shortened(runner, _LAYERS),
+        steps(config, runner, rows=1, tokens=counts[-1], embedded=False) as run,
+    ):
+        for count in counts:
+            runner.model.logits(run([count]))
+
+
 @torch.inference_mode()
 def load_products(config: EngineConfig, runner: ModelRunner) -> None:
     """Run steps of these numbers of tokens and of sampling rows on a short model, with the head.
@@ -284,6 +306,7 @@ class Worker:
         config, layout = self._config, self._config.layout
         started = time.monotonic()
         on_gpu = self._device.type == "cuda"
+        check_device(config.layer_groups, self._device)
         if on_gpu:
             gpu.prepare(config, self._device)
         with (
@@ -295,13 +318,14 @@ class Worker:
             for rotary in model.rotaries:
                 rotary.tabulate(config.max_model_len)
         runner = self._runner_of(model)
+        if on_gpu:
+            compare_products(config, runner)
         kept = gpu.step_bytes(config, runner, self._device) if on_gpu else 0
         blocks = self.ranks.least(num_blocks(config, layout, self._device, step_bytes=kept))
         if on_gpu:
             allocate = allocate or gpu.kv_cache_allocator(config, self._device)
         spare = 1 if on_gpu else 0
-        groups = config.layer_groups
-        runner.kv_cache = KVCacheMemory(groups, blocks, self._device, allocate, spare=spare)
+        runner.kv_cache = self._kv_cache(blocks, allocate, spare=spare)
         runner.stager = self._stager(runner.batch, blocks if on_gpu else None)
         kv_cache_bytes = 0 if on_gpu else blocks * layout.block_bytes
         offloaded = num_cpu_blocks(config, layout, promised=kv_cache_bytes)
@@ -320,7 +344,7 @@ class Worker:
 
     def _runner_of(self, model: CausalModel) -> ModelRunner:
         config = self._config
-        groups, seats = config.layer_groups, config.scheduler.max_num_seqs
+        seats = config.scheduler.max_num_seqs
         batch = batch_of(config, seats, config.max_model_len)
         batch.sampling.processors, batch.inputs = self._processors(), row_inputs(config)
         return ModelRunner(
@@ -328,12 +352,26 @@ class Worker:
             attention=select_backend(
                 config.layout.groups, self._device, config.gpu.attention_backend
             ),
-            kv_cache=KVCacheMemory(groups, 1, self._device),
+            kv_cache=self._kv_cache(1),
             batch=batch,
             sampler=Sampler(config.facts.vocab_size),
             stager=self._stager(batch, None),
             threads=StepThreads(on_cpu=self._device.type == "cpu"),
             drafts=self._drafts(batch),
+        )
+
+    def _kv_cache(
+        self, blocks: int, allocate: KVCacheAllocator | None = None, *, spare: int = 0
+    ) -> KVCacheMemory:
+        config = self._config
+        return KVCacheMemory(
+            config.layer_groups,
+            blocks,
+            self._device,
+            allocate,
+            spare=spare,
+            scales=config.kv_scales,
+            ranks=self.ranks,
         )
 
     def _drafts(self, batch: InputBatch) -> RowDrafts | None:

@@ -1,4 +1,4 @@
 """GGUF files: one file with weights, vocabulary and settings, as llama.cpp writes them."""
 
-VERSION = 3
+VERSION = 4
 """Version of the converter's output; part of the cache's key."""

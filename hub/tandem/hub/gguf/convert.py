@@ -1,4 +1,5 @@
-"""One GGUF file → the files of a prepared folder, with one shard in memory at a time."""
+"""One GGUF file → the files of a prepared folder. Tensors whose values change are in memory, by
+shard."""
 
 import json
 import logging
@@ -19,7 +20,7 @@ from rich.progress import (
 
 from tandem.hub.gguf import tensors as weights_of
 from tandem.hub.gguf.config import generation_config, model_config
-from tandem.hub.gguf.reader import GgufModel
+from tandem.hub.gguf.reader import PLAIN_TYPES, GgufModel
 from tandem.hub.gguf.tokenizer import write_tokenizer
 
 _MODES = {1: "mean_tokens", 2: "cls_token", 3: "lasttoken"}
@@ -66,6 +67,9 @@ def convert(source: Path, folder: Path, *, progress: bool = True, weights: bool 
     dtype = weights_of.target_dtype(tensors)
     config = model_config(model, tensors, dtype)
     targets = weights_of.plan(tensors, config)
+    kinds = weights_of.packed_kinds(targets)
+    if kinds:
+        config["quantization_config"] = {"quant_method": "gguf", "kinds": kinds}
     write_tokenizer(model, folder)
     write_pooling(model, config["hidden_size"], folder)
     _write_json(folder / "config.json", config)
@@ -73,13 +77,23 @@ def convert(source: Path, folder: Path, *, progress: bool = True, weights: bool 
     if weights:
         _write_weights(targets, folder, dtype, f"converting {source.name}", shown=progress)
     size = sum(file.stat().st_size for file in folder.iterdir())
+    seconds = time.monotonic() - started
     log.info(
-        "converted %s to %s: %.2f GB in %.1f s",
+        "converted %s: %.2f GB in %.1f s, %s",
         source.name,
-        dtype,
         size / 1e9,
-        time.monotonic() - started,
+        seconds,
+        _kept(targets, dtype),
     )
+
+
+def _kept(targets: list[weights_of.Target], dtype: str) -> str:
+    """Return the kinds that stay packed and those that are dequantized, for the log."""
+    kinds = {each.tensor.kind for each in targets} - PLAIN_TYPES.keys()
+    packed, others = kinds & weights_of.PACKED, kinds - weights_of.PACKED
+    words = [f"{', '.join(sorted(packed))} kept packed"] if packed else []
+    words += [f"{', '.join(sorted(others))} dequantized to {dtype}"] if others else []
+    return "; ".join(words) or f"all in {dtype}"
 
 
 def _write_weights(

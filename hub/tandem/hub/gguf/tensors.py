@@ -5,8 +5,9 @@ the first halves of all pairs come first, as in transformers. Files of Qwen and 
 
 Norms: llama.cpp stores Gemma's as the factor, transformers as the factor less one.
 
-Type: plain files keep their type. Quantised values need 15 bits or more, so they become float32 up
-to 4 GiB, and bfloat16 above.
+Type: matrices of ``PACKED`` kinds stay packed, as uint8 [rows, bytes of a row]. Rows are whole
+blocks, so that their order may change. Plain tensors keep their type. Values of other kinds need 15
+bits or more, so they become float32 if the whole model has at most 4 GiB in it, else bfloat16.
 """
 
 import re
@@ -25,6 +26,8 @@ from tandem.hub.gguf.reader import PLAIN_TYPES, GgufTensor
 
 EXACT_LIMIT_BYTES = 4 << 30
 SHARD_BYTES = 2 << 30
+PACKED = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
+"""Kinds that the engine multiplies as they are."""
 
 _TOP = {
     "token_embd": "model.embed_tokens",
@@ -66,9 +69,29 @@ class Target:
     offset: float
     """Number that is subtracted from the stored values."""
 
+    @property
+    def packed(self) -> bool:
+        return self.tensor.kind in PACKED and len(self.tensor.shape) == 2
+
     def values(self) -> npt.NDArray[np.float32]:
         rows = self.tensor.rows(self.order)
         return rows - np.float32(self.offset) if self.offset else rows
+
+    def encoded(self, dtype: str) -> tuple[str, npt.NDArray[Any]]:
+        """Return the tensor's type in safetensors and its values; ``dtype`` is that of dequantized
+        ones. Packed and plain values are mapped from the file, unless they are changed."""
+        if self.packed:
+            return "uint8", self._stored()
+        plain = PLAIN_TYPES.get(self.tensor.kind)
+        if plain is None or self.offset:
+            dtype = dtype if plain is None else "float32"
+            return dtype, _encoded(self.values(), dtype)
+        data = self._stored()
+        return plain, data.astype(data.dtype.newbyteorder("<"), copy=False)
+
+    def _stored(self) -> npt.NDArray[Any]:
+        data = self.tensor.data
+        return data if self.order is None else data[self.order]
 
 
 def transformers_name(name: str, model_type: str = "llama") -> str | None:
@@ -169,13 +192,22 @@ def target_dtype(tensors: Mapping[str, GgufTensor]) -> str:
     return "float32" if exact <= EXACT_LIMIT_BYTES else "bfloat16"
 
 
+def packed_kinds(targets: list[Target]) -> dict[str, list[str]]:
+    """Return the names of packed layers, without suffix, by their kind."""
+    found: dict[str, list[str]] = {}
+    for each in targets:
+        if each.packed:
+            found.setdefault(each.tensor.kind, []).append(each.name.removesuffix(".weight"))
+    return dict(sorted(found.items()))
+
+
 def write(
     targets: list[Target], folder: Path, dtype: str, advance: Callable[[int], None]
 ) -> dict[str, Any]:
-    """Write the weight files, one shard in memory at a time.
+    """Write the weight files, one shard of changed tensors in memory at a time.
 
-    ``advance`` is called with each tensor's number of values. Return the index, empty for a single
-    file.
+    ``dtype`` is that of dequantized tensors. ``advance`` is called with each tensor's number of
+    values. Return the index, empty for a single file.
     """
     shards = list(_shards(targets, 4 if dtype == "float32" else 2))
     weight_map: dict[str, str] = {}
@@ -195,11 +227,11 @@ def _write_shard(
 ) -> None:
     specs, arrays = {}, []
     for target in shard:
-        array = _encoded(target.values(), dtype)
+        kind, array = target.encoded(dtype)
         arrays.append(array)  # a spec holds only an address
         specs[target.name] = TensorSpec(
-            dtype=dtype,
-            shape=target.tensor.shape,
+            dtype=kind,
+            shape=array.shape if target.packed else target.tensor.shape,
             data_ptr=array.ctypes.data,
             data_len=array.nbytes,
         )
@@ -212,7 +244,8 @@ def _shards(targets: list[Target], value_bytes: int) -> Iterator[list[Target]]:
     shard: list[Target] = []
     held = 0
     for target in targets:
-        size = target.tensor.size * value_bytes
+        kept = target.packed or target.tensor.kind in PLAIN_TYPES
+        size = target.tensor.data.nbytes if kept else target.tensor.size * value_bytes
         if shard and held + size > SHARD_BYTES:
             yield shard
             shard, held = [], 0

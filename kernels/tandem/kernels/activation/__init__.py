@@ -22,14 +22,21 @@ class Gate(StrEnum):
     """GELU by its approximation with tanh (Hendrycks & Gimpel, 2016)."""
 
 
-def _op(name: str) -> Op[Gated]:
-    here = "tandem.kernels.activation"
-    where = {Backend.TORCH: f"{here}.reference:{name}", Backend.TRITON: f"{here}.triton:{name}"}
-    return Op(f"activation.{name}", where)
-
-
-SILU_AND_MUL = _op("silu_and_mul")
-GELU_TANH_AND_MUL = _op("gelu_tanh_and_mul")
+SILU_AND_MUL: Op[Gated] = Op(
+    "activation.silu_and_mul",
+    {
+        Backend.TORCH: "tandem.kernels.activation.reference:silu_and_mul",
+        Backend.TRITON: "tandem.kernels.activation.triton:silu_and_mul",
+        Backend.LLVM: "tandem.kernels.activation.llvm:silu_and_mul",
+    },
+)
+GELU_TANH_AND_MUL: Op[Gated] = Op(
+    "activation.gelu_tanh_and_mul",
+    {
+        Backend.TORCH: "tandem.kernels.activation.reference:gelu_tanh_and_mul",
+        Backend.TRITON: "tandem.kernels.activation.triton:gelu_tanh_and_mul",
+    },
+)
 
 
 def silu_and_mul(gate_up: Tensor, *, backend: Backend | None = None) -> Tensor:

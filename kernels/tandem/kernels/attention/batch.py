@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tandem.kernels import checks
 from tandem.kernels.errors import BadTensor
+from tandem.kernels.narrow.codes import check_pages
 
 SHORT_ROWS = 64
 """Query rows (tokens × query heads of a KV head) up to which a chunk is attended as decodes are, by
@@ -145,20 +146,24 @@ def short_batches(heads: int, kv_heads: int) -> Iterator[tuple[int, int]]:
             return
 
 
-def check_call(q: Tensor, kv: Tensor, batch: PagedBatch) -> None:
+def check_call(q: Tensor, kv: Tensor, batch: PagedBatch, kv_scales: Tensor | None) -> None:
     """Check that the queries [tokens, heads, head_dim] and pages of one layer fit each other.
 
     The memo records a check, so that a step's layers share it.
     """
-    seen = ("checked", q.shape, q.stride(-1), q.dtype, kv.shape, kv.stride(), kv.dtype, kv.device)
+    pages = (kv.shape, kv.stride(), kv.dtype, kv.device)
+    scales = None
+    if kv_scales is not None:
+        scales = (kv_scales.shape, kv_scales.stride(), kv_scales.dtype, kv_scales.device)
+    seen = ("checked", q.shape, q.stride(-1), q.dtype, pages, scales)
     if seen not in batch.memo:
-        _check_call(q, kv, batch)
+        _check_call(q, kv, batch, kv_scales)
         batch.memo[seen] = True
 
 
-def _check_call(q: Tensor, kv: Tensor, batch: PagedBatch) -> None:
+def _check_call(q: Tensor, kv: Tensor, batch: PagedBatch, kv_scales: Tensor | None) -> None:
     checks.shape("kv", kv, None, 2, None, None, q.shape[-1])
-    checks.same("kv", kv, "q", q)
+    check_pages(kv, kv_scales, "q", q)
     checks.shape("q", q, None, None, kv.shape[4])
     checks.dense_last("q", q)
     if q.shape[1] % kv.shape[2]:

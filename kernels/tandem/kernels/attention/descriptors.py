@@ -11,6 +11,12 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
 
+def layout_of(dim: int, item_bytes: int) -> gl.NVMMASharedLayout:
+    """Return the layout of rows of ``dim`` numbers, 64 or 128, in shared memory."""
+    swizzle = min(128, dim * item_bytes)
+    return gl.NVMMASharedLayout(swizzle, element_bitwidth=8 * item_bytes, rank=2)
+
+
 class TokenRows(NamedTuple):
     """A layer's view of the KV cache as rows of head_dim, one a token of a KV head."""
 
@@ -31,4 +37,5 @@ class TokenRows(NamedTuple):
         """Return a descriptor whose boxes are ``tokens`` tokens of a page."""
         blocks, _, heads, page, dim = self.kv.shape
         count = (blocks - 1) * self.block + self.two + (heads - 1) * self.head + page
-        return TensorDescriptor(self.kv, [count, dim], [dim, 1], [tokens, dim], LAYOUT)
+        layout = layout_of(dim, self.kv.element_size())
+        return TensorDescriptor(self.kv, [count, dim], [dim, 1], [tokens, dim], layout)

@@ -6,6 +6,7 @@ every layer. For the torch backend.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -53,6 +54,18 @@ def layer_pages(kv: Tensor, shape: PageShape) -> Tensor:
         + (shape.num_kv_heads - 1) * shape.head_stride
     )
     return kv.as_strided((last + 1, page), (page, 1))
+
+
+def in_float32(
+    attend: Callable[[Tensor, Tensor], Tensor], q: Tensor, kv: Tensor, kv_scales: Tensor
+) -> Tensor:
+    """Return attention over pages of codes, computed in float32.
+
+    `attend` gets the queries times K's scales, and the pages as uint8.
+    """
+    k, v = kv_scales.repeat_interleave(q.shape[1] // kv.shape[2], 1).unsqueeze(2)
+    attended = attend(q.float() * k, kv.view(torch.uint8))
+    return attended.mul_(v).to(q.dtype)
 
 
 def gather(kv: Tensor, shape: PageShape, rows: Tensor, sequences: int) -> Tensor:

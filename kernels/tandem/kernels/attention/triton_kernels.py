@@ -31,6 +31,17 @@ def load_heads(pointers, inside, D: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def in_type(tile, TYPE: tl.constexpr):
+    """Return a tile of numbers of TYPE, or of codes, in TYPE.
+
+    Codes become bfloat16 by way of float32: from float16, which is between, it takes longer.
+    """
+    if tile.dtype == tl.float8e4nv and tl.bfloat16 == TYPE:
+        return tile.to(tl.float32).to(TYPE)
+    return tile.to(TYPE)
+
+
+@triton.jit
 def mask_heads(rows, cols, D: tl.constexpr, WIDTH: tl.constexpr):
     """Return the mask of a tile [rows, WIDTH] from that of its rows."""
     return rows[:, None] if D == WIDTH else rows[:, None] & (cols < D)[None, :]

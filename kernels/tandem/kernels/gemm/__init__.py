@@ -27,10 +27,10 @@ def _where(name: str) -> dict[Backend, str]:
     return {Backend.TORCH: f"{here}.reference:{name}", Backend.TRITON: f"{here}.triton:{name}"}
 
 
-LINEAR: Op[Linear] = Op("gemm.linear", _where("linear"))
-LINEAR_ADD: Op[LinearAdd] = Op("gemm.linear_add", _where("linear_add"))
-NORM_LINEAR: Op[NormLinear] = Op("gemm.norm_linear", _where("norm_linear"))
-NORM_GATED: Op[NormGated] = Op("gemm.norm_gated", _where("norm_gated"))
+LINEAR: Op[Linear] = Op("gemm.linear", _where("linear"), product=True)
+LINEAR_ADD: Op[LinearAdd] = Op("gemm.linear_add", _where("linear_add"), product=True, writes=2)
+NORM_LINEAR: Op[NormLinear] = Op("gemm.norm_linear", _where("norm_linear"), product=True)
+NORM_GATED: Op[NormGated] = Op("gemm.norm_gated", _where("norm_gated"), product=True)
 
 
 def linear(

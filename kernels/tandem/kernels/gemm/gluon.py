@@ -65,25 +65,32 @@ def launch(
     box = [form.outputs // (2 if gated else 1), form.inner]
     most = narrow(rows)
     row = inner if rows == 1 else x.stride(0)
+    rows_of_x = TensorDescriptor(x, [rows, inner], [row, 1], [most, form.inner], layout)
     multiply_stream[(grid,)](
         TensorDescriptor(weight, list(weight.shape), [weight.stride(0), 1], box, layout),
-        TensorDescriptor(x, [rows, inner], [row, 1], [most, form.inner], layout),
+        rows_of_x,
+        rows_of_x,
         x if bias is None else bias,
         x if residual is None else residual,
         out,
         partials,
         counters,
+        x,
+        x,
         rows,
         outputs,
         0 if residual is None else residual.stride(0),
         inner // form.inner // form.split,
         pieces,
+        0,
         BM=most,
         BN=form.outputs,
         BK=form.inner,
         GROUP=form.group,
         SPLIT=form.split,
         STAGES=form.stages,
+        BLOCK=0,
+        CHANNEL=False,
         GATED=gated,
         ADD=residual is not None,
         BIAS=bias is not None,

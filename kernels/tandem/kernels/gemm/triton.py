@@ -81,7 +81,7 @@ def launch(
     if form.stream:
         from . import gluon  # requires Triton's Gluon
 
-        gluon.launch(x, weight, form, out, bias, residual, _room(x.device), gated=gated)
+        gluon.launch(x, weight, form, out, bias, residual, room(x.device), gated=gated)
     elif rows == 1:
         assert not gated, "the activation is not folded into a product of one row"
         _launch_one(x, weight, form, out, bias, residual)
@@ -121,7 +121,7 @@ def _launch_few(
 ) -> None:
     rows, outputs = x.shape[0], out.shape[1]
     per_program = form.outputs // (2 if gated else 1)
-    partials, counters = _room(x.device) if form.split > 1 else (x, x)
+    partials, counters = room(x.device) if form.split > 1 else (x, x)
     multiply_few[(outputs // per_program, form.split)](
         x,
         weight,
@@ -175,7 +175,7 @@ def fits(form: Form, kind: Kind, outputs: int, inner: int, rows: int) -> bool:
 def _form(x: Tensor, weight: Tensor, kind: Kind = Kind.PLAIN) -> Form | None:
     rows = x.shape[0]
     if x.is_cuda:
-        _room(x.device)  # by a step's first product, before any graph is captured
+        room(x.device)  # by a step's first product, before any graph is captured
     if not rows or x.dtype not in (torch.bfloat16, torch.float16) or x.stride(1) != 1:
         return None
     outputs, inner = weight.shape
@@ -192,7 +192,7 @@ def _streams(x: Tensor, weight: Tensor) -> bool:
 
 
 @cache
-def _room(device: torch.device) -> tuple[Tensor, Tensor]:
+def room(device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the partial sums and counters of a device, shared by products of one stream."""
     return (
         torch.empty(PARTIAL_BYTES // 4, dtype=torch.float32, device=device),

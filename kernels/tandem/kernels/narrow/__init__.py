@@ -1,6 +1,7 @@
 """Rows of numbers as float8_e4m3fn bytes with one scale per row, and back.
 
-A row's largest magnitude becomes the type's largest number.
+`narrow` chooses the scales: a row's largest magnitude becomes the type's largest number. `encode`
+has those of the model (codes.py).
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ LARGEST = 448.0
 _WHERE = "tandem.kernels.narrow.reference"
 NARROW: Op[Callable[[Tensor, Tensor], None]] = Op("narrow", {Backend.TORCH: f"{_WHERE}:narrow"})
 WIDEN: Op[Callable[[Tensor, Tensor], None]] = Op("widen", {Backend.TORCH: f"{_WHERE}:widen"})
+Encode = Callable[[Tensor, Tensor, Tensor], None]
+ENCODE: Op[Encode] = Op("encode", {Backend.TORCH: f"{_WHERE}:encode"})
+DECODE: Op[Encode] = Op("decode", {Backend.TORCH: f"{_WHERE}:decode"})
 
 
 def narrow(values: Tensor, out: Tensor, *, backend: Backend | None = None) -> None:
@@ -38,11 +42,41 @@ def widen(packed: Tensor, out: Tensor, *, backend: Backend | None = None) -> Non
     WIDEN.on(out.device, backend)(packed, out)
 
 
-def _check(values: Tensor, packed: Tensor) -> None:
-    checks.shape("values", values, None, None, None)
+def encode(values: Tensor, scales: Tensor, out: Tensor, *, backend: Backend | None = None) -> None:
+    """Write the codes of each block's rows by fixed scales (`codes.to_codes`).
+
+    values are [n, rows, width] float32, bfloat16 or float16; scales float32 [rows]; out is uint8
+    [n, rows * width], rows dense, on the same device.
+    """
+    _check_codes(values, scales, out)
+    ENCODE.on(values.device, backend)(values, scales, out)
+
+
+def decode(codes: Tensor, scales: Tensor, out: Tensor, *, backend: Backend | None = None) -> None:
+    """Read the output of ``encode``: code times scale, rounded to the type of ``out``."""
+    _check_codes(out, scales, codes)
+    DECODE.on(out.device, backend)(codes, scales, out)
+
+
+def _check_codes(values: Tensor, scales: Tensor, codes: Tensor) -> None:
+    _check_values(values)
     count, rows, width = values.shape
+    checks.shape("scales", scales, rows)
+    checks.kind("scales", scales, torch.float32)
+    checks.shape("codes", codes, count, rows * width)
+    checks.kind("codes", codes, torch.uint8)
+    checks.dense_last("codes", codes)
+
+
+def _check_values(values: Tensor) -> None:
+    checks.shape("values", values, None, None, None)
     if values.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise BadTensor(f"values are {values.dtype}, expected float32, bfloat16 or float16")
+
+
+def _check(values: Tensor, packed: Tensor) -> None:
+    _check_values(values)
+    count, rows, width = values.shape
     checks.shape("packed", packed, count, rows * (width + SCALE_BYTES))
     checks.kind("packed", packed, torch.uint8)
     aligned = not (rows * width % SCALE_BYTES or packed.storage_offset() % SCALE_BYTES)

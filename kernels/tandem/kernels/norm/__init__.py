@@ -16,6 +16,7 @@ RMS_NORM: Op[RmsNorm] = Op(
     {
         Backend.TORCH: "tandem.kernels.norm.reference:rms_norm",
         Backend.TRITON: "tandem.kernels.norm.triton:rms_norm",
+        Backend.LLVM: "tandem.kernels.norm.llvm:rms_norm",
     },
 )
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tandem.kernels import checks
 from tandem.kernels.errors import BadTensor
+from tandem.kernels.narrow.codes import check_pages
 from tandem.kernels.registry import Backend, Op
 
 
@@ -42,7 +43,7 @@ class QKNorm(NamedTuple):
     eps: float
 
 
-RotaryKV = Callable[[Tensor, Tensor, Rotation, SlotMapping, QKNorm | None], Tensor]
+RotaryKV = Callable[[Tensor, Tensor, Rotation, SlotMapping, QKNorm | None, Tensor | None], Tensor]
 RotaryQ = Callable[[Tensor, Rotation, QKNorm | None], Tensor]
 
 ROTARY_KV: Op[RotaryKV] = Op(
@@ -50,6 +51,7 @@ ROTARY_KV: Op[RotaryKV] = Op(
     {
         Backend.TORCH: "tandem.kernels.rotary_kv.reference:rotary_kv",
         Backend.TRITON: "tandem.kernels.rotary_kv.triton:rotary_kv",
+        Backend.LLVM: "tandem.kernels.rotary_kv.llvm:rotary_kv",
     },
 )
 ROTARY_Q: Op[RotaryQ] = Op(
@@ -67,6 +69,7 @@ def rotary_kv(
     rotation: Rotation,
     slot_mapping: SlotMapping,
     qk_norm: QKNorm | None = None,
+    kv_scales: Tensor | None = None,
     *,
     backend: Backend | None = None,
 ) -> Tensor:
@@ -76,10 +79,13 @@ def rotary_kv(
     qkv is dense [tokens, heads + 2 * kv_heads, head_dim], maybe without query heads; q and k are
     overwritten. kv is one layer's strided view, [num_blocks, 2, kv_heads, block_size, head_dim];
     destinations are distinct. The result [tokens, heads, head_dim] is a view of `qkv`.
+
+    kv has the type of qkv, or float8_e4m3fn with `kv_scales`, float32 [2, kv_heads]: k and v as
+    qkv's type holds them are rounded to codes (`narrow/codes.py`).
     """
     checks.shape("kv", kv, None, 2, None, None, None)
     checks.shape("qkv", qkv, None, None, kv.shape[4])
-    checks.same("kv", kv, "qkv", qkv)
+    check_pages(kv, kv_scales, "qkv", qkv)
     checks.dense_last("kv", kv)
     if not qkv.is_contiguous() or qkv.shape[1] < 2 * kv.shape[2]:
         raise BadTensor(
@@ -91,7 +97,7 @@ def rotary_kv(
     checks.shape("slot_mapping.offsets", slot_mapping.offsets, qkv.shape[0])
     checks.kind("slot_mapping.blocks", slot_mapping.blocks, torch.int64)
     checks.kind("slot_mapping.offsets", slot_mapping.offsets, torch.int64)
-    return ROTARY_KV.on(qkv.device, backend)(qkv, kv, rotation, slot_mapping, qk_norm)
+    return ROTARY_KV.on(qkv.device, backend)(qkv, kv, rotation, slot_mapping, qk_norm, kv_scales)
 
 
 def rotary_q(

@@ -6,11 +6,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
+from tandem.kernels.narrow.codes import to_codes
+
 from . import QKNorm, Rotation, SlotMapping
 
 
 def rotary_kv(
-    qkv: Tensor, kv: Tensor, rotation: Rotation, slot_mapping: SlotMapping, qk_norm: QKNorm | None
+    qkv: Tensor,
+    kv: Tensor,
+    rotation: Rotation,
+    slot_mapping: SlotMapping,
+    qk_norm: QKNorm | None,
+    kv_scales: Tensor | None,
 ) -> Tensor:
     """See the wrapper."""
     tokens, all_heads, dim = qkv.shape
@@ -18,8 +25,10 @@ def rotary_kv(
     heads = all_heads - 2 * kv_heads
     rotated = qkv[:, : heads + kv_heads]
     _rotate(rotated, heads, rotation, qk_norm)
-    places = kv.permute(0, 3, 1, 2, 4)
     new = qkv[:, heads:].view(tokens, 2, kv_heads, dim)
+    if kv_scales is not None:
+        kv, new = kv.view(torch.uint8), to_codes(new, kv_scales.unsqueeze(2))
+    places = kv.permute(0, 3, 1, 2, 4)
     places.index_put_((slot_mapping.blocks, slot_mapping.offsets), new)
     return qkv[:, :heads]
 

@@ -22,16 +22,21 @@ _FEW_HEADS, _HEADS = 8, 16
 
 
 def rotary_kv(
-    qkv: Tensor, kv: Tensor, rotation: Rotation, slot_mapping: SlotMapping, qk_norm: QKNorm | None
+    qkv: Tensor,
+    kv: Tensor,
+    rotation: Rotation,
+    slot_mapping: SlotMapping,
+    qk_norm: QKNorm | None,
+    kv_scales: Tensor | None,
 ) -> Tensor:
     """See the wrapper."""
-    _launch(qkv, rotation, qk_norm, kv, slot_mapping)
+    _launch(qkv, rotation, qk_norm, kv, slot_mapping, kv_scales)
     return qkv[:, : qkv.shape[1] - 2 * kv.shape[2]]
 
 
 def rotary_q(q: Tensor, rotation: Rotation, qk_norm: QKNorm | None) -> Tensor:
     """See the wrapper."""
-    _launch(q, rotation, qk_norm, None, SlotMapping(q, q))
+    _launch(q, rotation, qk_norm, None, SlotMapping(q, q), None)
     return q
 
 
@@ -41,6 +46,7 @@ def _launch(
     qk_norm: QKNorm | None,
     kv: Tensor | None,
     slot_mapping: SlotMapping,
+    kv_scales: Tensor | None,
 ) -> None:
     """Rotate [tokens, heads, head_dim]; without kv all of q, and slot_mapping is not read."""
     tokens, all_heads, dim = heads.shape
@@ -57,6 +63,7 @@ def _launch(
         rotation.sin,
         slot_mapping.blocks,
         slot_mapping.offsets,
+        rotation.cos if kv_scales is None else kv_scales,
         heads if qk_norm is None else qk_norm.q_weight,
         heads if qk_norm is None else qk_norm.k_weight,
         rotation.cos.stride(0),
@@ -69,6 +76,7 @@ def _launch(
         HALF=triton.next_power_of_2(dim // 2),
         AT_ONCE=at_once,
         NORM=qk_norm is not None,
+        CODES=kv_scales is not None,
         num_warps=4,
         **dependent(heads.device),
     )

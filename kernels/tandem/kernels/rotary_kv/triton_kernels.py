@@ -21,13 +21,20 @@ def _gain(q_weight, k_weight, col, is_q, keep):
     return tl.where(is_q[:, None], q[None, :], k[None, :])
 
 
+@triton.jit
+def _code(x, scale):
+    """Return codes as ``narrow.codes.to_codes`` rounds them; the division is IEEE's."""
+    scaled = tl.div_rn(x.to(tl.float32), scale + tl.zeros_like(x).to(tl.float32))
+    return tl.clamp(scaled, -448.0, 448.0, tl.PropagateNan.ALL).to(tl.float8e4nv)
+
+
 # Offsets of a slot mapping in a buffer must not build another kernel.
 @triton.jit(do_not_specialize=["blocks", "offsets"])
 def rotate_heads(
-    qkv, kv, cos, sin, blocks, offsets, q_weight, k_weight,
+    qkv, kv, cos, sin, blocks, offsets, kv_scales, q_weight, k_weight,
     cos_row, sin_row, kv_block, kv_two, kv_head, kv_token, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
-    AT_ONCE: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+    AT_ONCE: tl.constexpr, NORM: tl.constexpr, CODES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Rotate AT_ONCE heads of one token. Grid: (tokens, cdiv(HEADS + 2 * KV_HEADS, AT_ONCE)).
     Without KV heads there is no slot mapping.
@@ -35,7 +42,8 @@ def rotate_heads(
     qkv [tokens, HEADS + 2 * KV_HEADS, D] dense; q and k are rotated in place, k and v also go to
     their slot of kv [blocks, K|V, KV_HEADS, page, D] with strides kv_block to kv_token and a dense
     last dimension. cos and sin [tokens, D] with row strides; HALF >= D / 2, a power of two. All in
-    float32; the norm is rounded to the type, like a separate norm.
+    float32; the norm is rounded to the type, like a separate norm. With CODES kv has the codes of k
+    and v by kv_scales [2, KV_HEADS].
     """
     ALL: tl.constexpr = HEADS + 2 * KV_HEADS
     token = tl.program_id(0).to(tl.int64)
@@ -80,5 +88,9 @@ def rotate_heads(
         page = kv + tl.load(blocks + token) * kv_block + tl.load(offsets + token) * kv_token
         at_head = which // KV_HEADS * kv_two + which % KV_HEADS * kv_head
         place = page + at_head[:, None] + col[None, :]
+        if CODES:
+            scale = tl.load(kv_scales + which, mask=~is_q & (head < ALL), other=1.0)[:, None]
+            new_low = _code(new_low, scale)
+            new_high = _code(new_high, scale)
         tl.store(place, new_low, mask=cached)
         tl.store(place + half, new_high, mask=cached)

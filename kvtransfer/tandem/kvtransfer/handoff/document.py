@@ -63,7 +63,8 @@ The model checker for these tables: tests/kvtransfer/model/README.md.
 _AFTER_ITEMS = """
 D does not fetch blocks that it has cached, except states and encoder outputs. It fetches nothing if
 only token 1 is missing. A block is sent with its group's own bytes, a copied one whole. States are
-sent unchanged if block sizes differ or KV is narrowed. A link to a layout
+sent unchanged if block sizes differ or KV is narrowed. If one end holds KV as codes and the other
+does not, codes are sent, and blocks are not copied into blocks. A link to a layout
 with a group that cannot be handed over, or that the other end lacks, is refused by name.
 """
 

@@ -1,7 +1,8 @@
 """Block size and type in which KV is sent if those of the ends differ. Pure.
 
 Parts are cut in blocks of the smaller end, copies in P's blocks, which have the tags. States are
-sent unchanged. D chooses the form by its settings and P's WELCOME, and sends it in WANT.
+sent unchanged. D chooses the form by its settings and P's WELCOME, and sends it in WANT. If one end
+holds codes and the other numbers, codes are sent: P rounds its numbers, or D reads them as numbers.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from enum import StrEnum
 import msgspec
 
 from tandem.kvtransfer.handoff.manifest import Group
-from tandem.protocol.card import KVKind
+from tandem.protocol.card import FP8_CODES, KVKind
 
 SCALE_BYTES = 4
 """Bytes of a float32."""
@@ -24,6 +25,8 @@ class WireDtype(StrEnum):
     AUTO = "auto"
     FP8 = "fp8"
     """float8_e4m3fn, with a float32 scale for each head of K and V of each layer in each block."""
+    CODES = "codes"
+    """float8_e4m3fn by the model's scales, which both ends have; not a setting."""
 
 
 class Form(msgspec.Struct, frozen=True):
@@ -55,11 +58,19 @@ def _on_its_way(group: Group, own: int, size: int, dtype: WireDtype) -> Group:
     if group.kind is KVKind.STATE:
         return group
     nbytes = group.block_bytes * size // own
+    if dtype is not WireDtype.AUTO:
+        nbytes //= group.item_bytes
     if dtype is WireDtype.FP8:
-        nbytes = nbytes // group.item_bytes + group.rows * SCALE_BYTES
+        nbytes += group.rows * SCALE_BYTES
     return msgspec.structs.replace(
         group, block_bytes=nbytes, blocks_per_part=max(1, group.part_bytes // nbytes)
     )
+
+
+def are_convertible(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Return whether the types of the ends' groups are equal, or codes at one of them."""
+    pairs = zip(one, other, strict=False)
+    return len(one) == len(other) and all(a == b or FP8_CODES in (a, b) for a, b in pairs)
 
 
 def form_of_copies(

@@ -16,7 +16,7 @@ from tandem.protocol.card import KVGroup, KVKind, KVLayout, blocks_for
 from tandem.protocol.messages import Count
 
 MAX_GROUPS = 96
-CARRIED = frozenset({KVKind.FULL, KVKind.WINDOW, KVKind.STATE})
+CARRIED = frozenset({KVKind.FULL, KVKind.WINDOW, KVKind.LATENT, KVKind.STATE})
 """Kinds of KV that engines can hand over."""
 RULES = {
     KVKind.FULL: "every block of [0, num_tokens)",

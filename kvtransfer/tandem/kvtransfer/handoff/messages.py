@@ -70,6 +70,8 @@ class ProducerCard(msgspec.Struct, frozen=True):
     """Ranks that share each layer's heads."""
     wire_dtype: WireDtype = WireDtype.AUTO
     """Type that P requests for KV; fp8 if either end requests it."""
+    dtypes: Annotated[tuple[Annotated[str, Meta(max_length=32)], ...], Meta(max_length=99)] = ()
+    """Types in which P holds its ``groups``."""
 
 
 class Probe(msgspec.Struct, frozen=True, tag="probe"):

@@ -212,7 +212,7 @@ def _on_want(
         return export, [Send(event.source, Gone(event.key, reason))]
     fits = not want.from_token % want.block_size and want.from_token <= export.num_tokens
     fits = fits and not policy.block_size % want.block_size
-    narrow = want.dtype is not WireDtype.AUTO
+    narrow = want.dtype is WireDtype.FP8
     fits = fits and not (narrow and any(each.item_bytes < 2 for each in policy.groups))
     groups = len(want.max_blocks) == len(export.items)
     if export.direct or export.wants or not (fits and groups):

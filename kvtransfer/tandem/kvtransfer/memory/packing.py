@@ -21,9 +21,9 @@ from tandem.kernels.blocks import (
     unpack,
     unpack_parts,
 )
-from tandem.kernels.narrow import narrow, widen
+from tandem.kernels.narrow import decode, encode, narrow, widen
 from tandem.kvtransfer.handoff.form import Form, WireDtype
-from tandem.protocol.card import HANDOFF_VERSION, KVGroup, KVKind
+from tandem.protocol.card import FP8_CODES, HANDOFF_VERSION, KVGroup, KVKind
 from tandem.protocol.errors import WireError
 from tandem.protocol.ids import Incarnation, RequestKey
 
@@ -187,31 +187,40 @@ class PartPacking(Packing):
 
 @dataclass(frozen=True, slots=True)
 class NarrowPacking(Packing):
-    """Packing of blocks or parts as float8 with a scale per run; one at a time, to keep temporaries
-    small."""
+    """Packing of blocks or parts as float8; one at a time, to keep temporaries small."""
 
     inner: Packing
     """Packing of the numbers in the KV cache's type."""
     rows: int
     dtype: torch.dtype
+    scales: Tensor | None = None
+    """The model's scales of codes, float32 [rows]; None adds a scale of each run in each block."""
 
     @property
     def one_by_one(self) -> bool:  # type: ignore[override]
         return self.inner.one_by_one
 
     def block_bytes(self, kv_cache: Tensor) -> int:
-        return self.inner.block_bytes(kv_cache) // self.dtype.itemsize + 4 * self.rows
+        added = 4 * self.rows if self.scales is None else 0
+        return self.inner.block_bytes(kv_cache) // self.dtype.itemsize + added
 
     def pack(self, kv_cache: Tensor, ids: Tensor, payload: Tensor) -> None:
         held = self._held(kv_cache)
         for at in range(len(ids)):
             self.inner.pack(kv_cache, ids[at : at + 1], held)
-            narrow(self._numbers(held), payload[at : at + 1])
+            if self.scales is None:
+                narrow(self._numbers(held), payload[at : at + 1])
+            else:
+                encode(self._numbers(held), self.scales, payload[at : at + 1])
 
     def unpack(self, payload: Tensor, ids: Tensor, kv_cache: Tensor) -> None:
         held = self._held(kv_cache)
         for at in range(len(ids)):
-            widen(payload[at : at + 1].to(kv_cache.device), self._numbers(held))
+            packed = payload[at : at + 1].to(kv_cache.device)
+            if self.scales is None:
+                widen(packed, self._numbers(held))
+            else:
+                decode(packed, self.scales, self._numbers(held))
             self.inner.unpack(held, ids[at : at + 1], kv_cache)
 
     def _held(self, kv_cache: Tensor) -> Tensor:
@@ -222,16 +231,20 @@ class NarrowPacking(Packing):
         return held.view(self.dtype).view(1, self.rows, -1)
 
 
-def packing_of(form: Form | None, group: KVGroup, block_bytes: int) -> Packing:
+def packing_of(form: Form | None, group: KVGroup, block_bytes: int, scales: Tensor) -> Packing:
     """Return the packing of parts of this form for a worker with this group in blocks of
-    ``block_bytes``."""
+    ``block_bytes``. ``scales`` are those of codes, float32 [rows of the group]."""
     count = _parts_of(form, group)
     inner = WHOLE if group.block_bytes == block_bytes else SlicePacking(group.block_bytes)
     if count > 1:
         inner = PartPacking(group.block_bytes, count, group.num_rows)
     if form is None or form.dtype is WireDtype.AUTO or group.kind is KVKind.STATE:
         return inner
-    return NarrowPacking(inner, group.num_rows, getattr(torch, group.dtype))
+    if form.dtype is WireDtype.FP8:
+        return NarrowPacking(inner, group.num_rows, getattr(torch, group.dtype))
+    if group.dtype == FP8_CODES:
+        return inner
+    return NarrowPacking(inner, group.num_rows, getattr(torch, group.dtype), scales)
 
 
 def _parts_of(form: Form | None, group: KVGroup) -> int:

@@ -16,6 +16,7 @@ from tandem.kvtransfer.handoff.actions import Read, Unpack
 from tandem.kvtransfer.handoff.form import (
     Form,
     WireDtype,
+    are_convertible,
     form_of_copies,
     form_of_parts,
     is_ratio,
@@ -36,7 +37,7 @@ from tandem.kvtransfer.memory.slots import (
 from tandem.kvtransfer.mover.mover import MoverParts
 from tandem.kvtransfer.transports.base import Region, Traits, Transport
 from tandem.memory.device import DeviceFullError, DeviceMemoryError
-from tandem.protocol.card import Shard
+from tandem.protocol.card import KVLayout, Shard
 from tandem.protocol.errors import FailCause, WireError
 from tandem.protocol.ids import BlockHash, Incarnation
 
@@ -121,6 +122,9 @@ def why_refused(card: ProducerCard, parts: MoverParts) -> str | None:
     if card.groups != mine:
         theirs = ", ".join(card.groups) or "none"
         return f"the peer's groups of KV are {theirs}; here they are {', '.join(mine)}"
+    if not are_convertible(card.dtypes, held := dtypes_of(layout)):
+        theirs = ", ".join(card.dtypes) or "none"
+        return f"the peer holds KV as {theirs}; here it is {', '.join(held)}"
     if not is_ratio(card.block_size, layout.block_size):
         return (
             f"block_size is {card.block_size} at the peer and {layout.block_size} here; one has to "
@@ -133,6 +137,11 @@ def why_refused(card: ProducerCard, parts: MoverParts) -> str | None:
     if card.connector in parts.direct and card.wire_dtype is not WireDtype.AUTO:
         return f"kv_wire_dtype is {card.wire_dtype} at the peer, and {card.connector} has no slots"
     return why_not_carried(layout)
+
+
+def dtypes_of(layout: KVLayout) -> tuple[str, ...]:
+    """Return the types of the groups."""
+    return tuple(each.dtype for each in layout.groups)
 
 
 def why_not_read(read: Read, card: ProducerCard) -> str | None:
@@ -149,11 +158,17 @@ def why_not_read(read: Read, card: ProducerCard) -> str | None:
 def form_with(card: ProducerCard, parts: MoverParts, policy: ConsumerPolicy) -> Form | str | None:
     """Return the form of parts or copies of the peer's KV, or why its transport cannot copy it."""
     own, theirs = policy.block_size, card.block_size
+    unlike = card.dtypes != dtypes_of(parts.layout)
     if card.connector in parts.direct:
+        if unlike:
+            held = ", ".join(dtypes_of(parts.layout))
+            return f"KV is held as {', '.join(card.dtypes)} there and {held} here"
         most = parts.transports[card.connector].traits.max_pieces
         return form_of_copies(policy.groups, own, theirs, most)
     asked = {card.wire_dtype, WireDtype(parts.config.kv_wire_dtype)}
     dtype = WireDtype.FP8 if WireDtype.FP8 in asked else WireDtype.AUTO
+    if unlike:
+        dtype = WireDtype.CODES
     return form_of_parts(policy.groups, own, theirs, dtype)
 
 

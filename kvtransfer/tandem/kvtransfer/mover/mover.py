@@ -102,6 +102,8 @@ class MoverParts:
     layout: KVLayout
     kv_cache: Tensor
     """uint8 [num_blocks, block_bytes]."""
+    kv_scales: tuple[Tensor, ...]
+    """Scales of codes by group, float32 [rows], next to the KV cache."""
     transports: dict[str, Transport]
     board: ProgressBoard
     metrics: HandoffMetrics
@@ -129,7 +131,8 @@ class MoverParts:
     def packing(self, item: Pack | Unpack) -> Packed:
         group = self.layout.groups[item.group]
         ids = part_ids(item.block_ids, item.start, item.stop, group, item.form)
-        return Packed(packing_of(item.form, group, self.layout.block_bytes), ids)
+        scales = self.kv_scales[item.group]
+        return Packed(packing_of(item.form, group, self.layout.block_bytes, scales), ids)
 
     @property
     def shard(self) -> Shard:

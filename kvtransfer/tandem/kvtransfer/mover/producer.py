@@ -240,6 +240,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
                     block_size=self.parts.layout.block_size,
                     tensor_parallel_size=self.parts.fingerprint.tensor_parallel_size,
                     wire_dtype=WireDtype(self.config.kv_wire_dtype),
+                    dtypes=tuple(each.dtype for each in self.parts.layout.groups),
                 )
         return f"no transport in common: {', '.join(connectors)}"
 

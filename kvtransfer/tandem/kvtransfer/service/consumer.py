@@ -46,9 +46,11 @@ class HandoffConsumer:
         notify: Callable[[], None],
         transports: dict[str, Transport] | None = None,
         guard: CurveGuard | None = None,
+        kv_scales: Sequence[Sequence[float]] | None = None,
     ) -> None:
         """``kv_cache``: dense memory of ``num_blocks`` blocks, any dtype. ``notify`` is called on
-        another thread whenever ``poll`` has something. Raises TransportError."""
+        another thread whenever ``poll`` has something. ``kv_scales``: the model's scales of codes,
+        one for each of a group's ``num_rows``; None is 1. Raises TransportError."""
         parts = make_parts(
             config,
             "consumer",
@@ -60,6 +62,7 @@ class HandoffConsumer:
             registry=registry,
             notify=notify,
             transports=transports,
+            kv_scales=kv_scales,
         )
         self._board = parts.board
         wanted = next(iter(parts.transports))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -139,9 +139,13 @@ def make_parts(
     registry: CollectorRegistry,
     notify: Callable[[], None],
     transports: dict[str, Transport] | None,
+    kv_scales: Sequence[Sequence[float]] | None = None,
 ) -> MoverParts:
-    """Choose the transports and make the shared parts. Raises TransportError, InvalidParameter for
-    settings that do not fit the KV cache."""
+    """Choose the transports and make the shared parts. ``kv_scales`` has a scale of codes for each
+    of a group's ``num_rows``; None is 1.
+
+    Raises TransportError, InvalidParameter for settings that do not fit the KV cache.
+    """
     held = {each.dtype for each in layout.groups if DTYPE_BYTES[each.dtype] < 2}
     if held and config.kv_wire_dtype != "auto":
         allowed = f"auto: KV is held in {', '.join(sorted(held))}"
@@ -156,12 +160,14 @@ def make_parts(
         transports = make_transports(
             config, incarnation, role, on_gpu=kv_cache.is_cuda, on_garbage=count_garbage
         )
+    scales = kv_scales or [[1.0] * each.num_rows for each in layout.groups]
     return MoverParts(
         config=config,
         incarnation=incarnation,
         fingerprint=fingerprint,
         layout=layout,
         kv_cache=as_bytes(kv_cache, num_blocks, layout),
+        kv_scales=tuple(torch.tensor(each).to(kv_cache.device) for each in scales),
         transports=transports,
         board=ProgressBoard(),
         metrics=metrics,

@@ -125,10 +125,12 @@ class HandoffProducer:
         notify: Callable[[], None],
         transports: dict[str, Transport] | None = None,
         guard: CurveGuard | None = None,
+        kv_scales: Sequence[Sequence[float]] | None = None,
     ) -> None:
         """``kv_cache``: dense memory of ``num_blocks`` blocks, any dtype. ``notify`` is called on
-        another thread whenever ``poll`` has something; ``guard`` refuses unknown keys. Raises
-        TransportError, AddressInUse."""
+        another thread whenever ``poll`` has something; ``guard`` refuses unknown keys.
+        ``kv_scales``: the model's scales of codes, one for each of a group's ``num_rows``; None is
+        1. Raises TransportError, AddressInUse."""
         parts = make_parts(
             config,
             "producer",
@@ -140,6 +142,7 @@ class HandoffProducer:
             registry=registry,
             notify=notify,
             transports=transports,
+            kv_scales=kv_scales,
         )
         self._board, self._metrics = parts.board, parts.metrics
         wanted = next(iter(parts.transports))

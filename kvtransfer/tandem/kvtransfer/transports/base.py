@@ -6,6 +6,7 @@ tags are compared afterwards.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -300,10 +301,11 @@ def part_extents(
     ``group``). One block size divides the other; ``start`` is a multiple of the smaller."""
     unit = min(mine.block_size, theirs.block_size)
     width = group.head_dim * DTYPE_BYTES[group.dtype]
-    num_heads = group.num_kv_heads * mine.shard.size
-    here, there = mine.shard.heads(num_heads), theirs.shard.heads(num_heads)
+    own, other = group.shard(mine.shard), group.shard(theirs.shard)
+    num_heads = group.num_kv_heads * own.size
+    here, there = own.heads(num_heads), other.heads(num_heads)
     heads = np.arange(max(here.start, there.start), min(here.stop, there.stop), dtype=np.int64)
-    layers = np.arange(2 * group.num_layers, dtype=np.int64)[:, None]
+    layers = np.arange(math.prod(group.block_shape[:2]), dtype=np.int64)[:, None]
     at = np.arange(start // unit, -(-stop // unit), dtype=np.int64) * unit
 
     def places(blocks: Sequence[int], end: End, own: range) -> tuple[Numbers, Numbers]:

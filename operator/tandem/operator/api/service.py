@@ -39,6 +39,16 @@ class DType(StrEnum):
     FLOAT16 = "Float16"
 
 
+class KVCacheDType(StrEnum):
+    """Type of keys and values."""
+
+    AUTO = "Auto"
+    FLOAT32 = "Float32"
+    BFLOAT16 = "BFloat16"
+    FLOAT16 = "Float16"
+    FP8 = "FP8"
+
+
 class Engine(Api, frozen=True, kw_only=True):
     """Settings that both roles share; any change is a new revision."""
 
@@ -46,7 +56,8 @@ class Engine(Api, frozen=True, kw_only=True):
         DType | None, doc("Type of weights and activations. Auto: the checkpoint's.")
     ] = None
     kv_cache_dtype: Annotated[
-        DType | None, doc("Type of KV: Auto, or the value of dtype. Workers refuse others.")
+        KVCacheDType | None,
+        doc("Type of KV: Auto, FP8 (e4m3), or the value of dtype. Workers refuse others."),
     ] = None
     max_model_len: Annotated[
         Count | None, doc("Maximum tokens of prompt and output. Default: the model's maximum.")

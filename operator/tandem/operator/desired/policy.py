@@ -11,6 +11,7 @@ from tandem.operator.api.roles import ScalingMode, WorkerSpec
 from tandem.operator.api.service import (
     DisaggregationMode,
     DType,
+    KVCacheDType,
     LLMServiceSpec,
     NetworkPolicyMode,
     PodSecurity,
@@ -41,6 +42,13 @@ DTYPES = {
     DType.FLOAT32: "float32",
     DType.BFLOAT16: "bfloat16",
     DType.FLOAT16: "float16",
+}
+KV_CACHE_DTYPES = {
+    KVCacheDType.AUTO: "auto",
+    KVCacheDType.FLOAT32: "float32",
+    KVCacheDType.BFLOAT16: "bfloat16",
+    KVCacheDType.FLOAT16: "float16",
+    KVCacheDType.FP8: "fp8",
 }
 
 

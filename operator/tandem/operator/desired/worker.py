@@ -24,6 +24,7 @@ from tandem.operator.desired.pod import RolePart, pod_template
 from tandem.operator.desired.policy import (
     CONNECTORS,
     DTYPES,
+    KV_CACHE_DTYPES,
     drain_seconds,
     draws_tokens,
     node_local_volume,
@@ -154,10 +155,10 @@ def _shell_flags(facts: Facts, role: Role) -> Flags:
 
 def _engine_flags(facts: Facts, role: Role) -> Flags:
     engine = facts.spec.engine
-    share = engine.gpu_memory_utilization_percent
+    share, kv_type = engine.gpu_memory_utilization_percent, engine.kv_cache_dtype
     return {
         "dtype": None if engine.dtype is None else DTYPES[engine.dtype],
-        "kv-cache-dtype": None if engine.kv_cache_dtype is None else DTYPES[engine.kv_cache_dtype],
+        "kv-cache-dtype": None if kv_type is None else KV_CACHE_DTYPES[kv_type],
         "max-model-len": engine.max_model_len,
         "block-size": engine.block_size,
         "max-num-seqs": engine.max_num_seqs,

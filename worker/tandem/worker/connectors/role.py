@@ -123,6 +123,7 @@ def make_producer(context: RoleContext, kv: KVTransferConfig) -> HandoffProducer
         registry=context.registry,
         notify=context.notify,
         guard=context.guard,
+        kv_scales=context.config.row_scales,
     )
     producer.start()
     return producer
@@ -141,6 +142,7 @@ def make_consumer(context: RoleContext, kv: KVTransferConfig) -> HandoffConsumer
         registry=context.registry,
         notify=context.notify,
         guard=context.guard,
+        kv_scales=context.config.row_scales,
     )
     consumer.start()
     return consumer

@@ -80,7 +80,7 @@ WINDOWS: Mapping[str, KVKind] = {FULL: KVKind.FULL, WINDOW: KVKind.WINDOW}
 """Layer types of families with sliding windows."""
 
 
-def window_of(config: Mapping[str, Any], default: int) -> int | None:
+def window_of(config: Mapping[str, Any], default: int | None) -> int | None:
     """Return sliding_window, ``default`` if the key is absent; null is None. Raises
     InvalidParameter."""
     window = config.get("sliding_window", default)
@@ -100,3 +100,20 @@ def windowed(kinds: tuple[KVKind, ...], window: int | None) -> Mapping[str, Any]
         allowed = f"a positive integer, in use: layers are of {WINDOW}"
         raise InvalidParameter("config.json: sliding_window", None, allowed)
     return {"layer_kinds": kinds, "sliding_window": window}
+
+
+def check_rotated(facts: ModelFacts) -> None:
+    """Raise InvalidParameter unless pairs of numbers of a head are rotated."""
+    rotated = facts.head_dim * facts.rope.partial
+    if rotated % 2 or not 0 < rotated <= facts.head_dim or facts.head_dim % 2:
+        allowed = f"an even number of the {facts.head_dim} numbers of a head"
+        raise InvalidParameter("config.json: partial_rotary_factor", facts.rope.partial, allowed)
+
+
+def check_local_rope(facts: ModelFacts) -> None:
+    """Raise InvalidParameter if the rotary embedding of windows is scaled or partial."""
+    local = facts.local_rope
+    if local is not None and (local.kind != "default" or local.partial != 1.0):
+        field = f"config.json: rope_parameters.{WINDOW}"
+        found = {"rope_type": local.kind, "partial_rotary_factor": local.partial}
+        raise InvalidParameter(field, found, "rope_type default, over the whole head")

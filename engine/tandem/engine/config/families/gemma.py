@@ -12,6 +12,7 @@ from tandem.engine.config.families.base import (
     WINDOW,
     WINDOWS,
     Family,
+    check_local_rope,
     window_of,
     windowed,
 )
@@ -85,8 +86,4 @@ class Gemma3(Family):
 
     def check(self, facts: ModelFacts) -> None:
         super().check(facts)
-        local = facts.local_rope
-        if local is not None and (local.kind != "default" or local.partial != 1.0):
-            field = f"config.json: rope_parameters.{WINDOW}"
-            found = {"rope_type": local.kind, "partial_rotary_factor": local.partial}
-            raise InvalidParameter(field, found, "rope_type default, over the whole head")
+        check_local_rope(facts)

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from tandem.engine.config.facts import LinearAttentionFacts, ModelFacts
-from tandem.engine.config.families.base import FULL, Family
-from tandem.engine.config.families.values import positive
+from tandem.engine.config.families.base import FULL, Family, check_rotated
+from tandem.engine.config.families.values import check_only, positive
 from tandem.protocol.card import KVKind
 from tandem.protocol.errors import InvalidParameter
 
 _EVERY = "full_attention_interval"
-_ONLY: Mapping[str, Any] = {
-    "attention_bias": False,
-    "attn_output_gate": True,
-    "mamba_ssm_dtype": "float32",
+_ONLY: Mapping[str, tuple[Any, ...]] = {
+    "attention_bias": (False,),
+    "attn_output_gate": (True,),
+    "mamba_ssm_dtype": ("float32",),
 }
 """Values of keys that the layers compute."""
 
@@ -52,10 +52,7 @@ class Qwen3_5(Family):
     }
 
     def facts(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        for name, only in _ONLY.items():
-            value = config.get(name)
-            if value is not None and value != only:
-                raise InvalidParameter(f"config.json: {name}", value, str(only).lower())
+        check_only(config, _ONLY)
         every, count = positive(config, _EVERY), positive(config, "num_hidden_layers")
         by_interval = tuple(KVKind.STATE if (i + 1) % every else KVKind.FULL for i in range(count))
         return {
@@ -69,15 +66,10 @@ class Qwen3_5(Family):
         if KVKind.FULL not in facts.kinds:
             allowed = "at least one layer of full_attention"
             raise InvalidParameter("config.json: layer_types", "linear_attention", allowed)
-        rotated = facts.head_dim * facts.rope.partial
-        if rotated % 2 or not 0 < rotated <= facts.head_dim or facts.head_dim % 2:
-            allowed = f"an even number of the {facts.head_dim} numbers of a head"
-            raise InvalidParameter(
-                "config.json: partial_rotary_factor", facts.rope.partial, allowed
-            )
+        check_rotated(facts)
         if facts.quantization is not None:
             allowed = "none: the weights of these layers must be plain"
-            raise InvalidParameter("config.json: quantization_config", "fp8", allowed)
+            raise InvalidParameter("config.json: quantization_config", "an object", allowed)
 
 
 def _linear(config: Mapping[str, Any]) -> LinearAttentionFacts:

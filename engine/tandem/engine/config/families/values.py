@@ -30,3 +30,14 @@ def above_zero(name: str, value: Any) -> float:
     if found <= 0:
         raise InvalidParameter(f"config.json: {name}", found, "a number above 0")
     return found
+
+
+def check_only(config: Mapping[str, Any], values: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raise InvalidParameter for a key, unless absent or null, without one of its ``values``."""
+    for name, allowed in values.items():
+        if config.get(name) is not None and config[name] not in allowed:
+            raise InvalidParameter(
+                f"config.json: {name}",
+                config[name],
+                " or ".join(str(each).lower() for each in allowed),
+            )

@@ -50,22 +50,26 @@ class Tuning:
 DEFAULT = Tuning()
 
 
-def decode(q: Tensor, kv: Tensor, batch: PagedBatch, scores: Scores) -> Tensor:
+def decode(
+    q: Tensor, kv: Tensor, batch: PagedBatch, scores: Scores, kv_scales: Tensor | None
+) -> Tensor:
     """See the wrapper; other calls than ``takes`` go to the plain Triton kernel."""
     if not takes(q, kv, batch, scores):
-        return plain.decode(q, kv, batch, scores)
+        return plain.decode(q, kv, batch, scores, kv_scales)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    launch(q, kv, batch, scores, out, DEFAULT)
+    launch(q, kv, batch, scores, out, DEFAULT, kv_scales)
     return out
 
 
 def takes(q: Tensor, kv: Tensor, batch: PagedBatch, scores: Scores) -> bool:
-    """Return whether the kernel supports a call: Hopper, 16-bit types, head size 64 or 128, pages
-    of whole tiles, few query rows, scores without caps, sinks and slopes."""
+    """Return whether the kernel supports a call: Hopper, 16-bit queries, pages of their type or of
+    codes, head size 64 or 128, pages of whole tiles, few query rows, scores without caps, sinks and
+    slopes."""
     return (
         generation(q.device) == 9
         and scores.plain
         and q.dtype in (torch.bfloat16, torch.float16)
+        and kv.dtype in (q.dtype, torch.float8_e4m3fn)
         and kv.shape[4] in (64, 128)
         and kv.shape[3] % TILE == 0
         and kept_rows(q, kv, batch) <= ROWS_MAX
@@ -86,6 +90,7 @@ def launch(
     scores: Scores,
     out: Tensor,
     tuning: Tuning,
+    kv_scales: Tensor | None = None,
 ) -> None:
     """Plan the batch unless an earlier layer did, and fill `out`."""
     kv_heads, page, dim = kv.shape[2:]
@@ -114,6 +119,7 @@ def launch(
         rows.two,
         rows.head,
         scores.in_log2()[0],
+        q if kv_scales is None else kv_scales,
         KV_HEADS=kv_heads,
         GROUP=q.shape[1] // kv_heads,
         D=dim,
@@ -126,6 +132,7 @@ def launch(
         STAGES=tuning.ring // (TILE * dim * 2 * kv.element_size()),
         FIELDS=PLAN_FIELDS,
         SPACING=COUNTER_STRIDE,
+        CODES=kv_scales is not None,
         PRODUCER_REGS=tuning.producer_registers,
         AHEAD=pdl["PDL"] and planned and tuning.early,
         num_warps=4,

@@ -6,6 +6,9 @@ Before the kernel ahead has ended, it only copies tiles without tokens of this c
 
 As query rows are few, the keys and then the head's dimensions are the long side of the matrix
 instruction: S^T = K Q^T [TILE, N] and O^T += V^T P^T [D, N], where N, at least 8, holds the rows.
+
+Both are read from shared memory by the tensor cores. Tiles of codes are first read to registers,
+where they are converted to the type of q, exactly.
 """
 
 from __future__ import annotations
@@ -93,17 +96,21 @@ def merge_pieces(
 
 @gluon.jit
 def write(
-    out, acc, total, q_first, q_len, head,
+    out, acc, total, q_first, q_len, head, kv_scales,
     GROUP: gl.constexpr, HEADS: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
-    L: gl.constexpr,
+    L: gl.constexpr, CODES: gl.constexpr,
 ):  # fmt: skip
-    """Normalise [D, N] and store its columns as rows; a row over no key is zero."""
+    """Normalise [D, N] and store its columns as rows; a row over no key is zero. Those of CODES are
+    multiplied by V's scale of the head."""
     n = gl.arange(0, N, gl.SliceLayout(0, L))
     d = gl.expand_dims(gl.arange(0, D, gl.SliceLayout(1, L)), 1)
     keep = n // GROUP < q_len
     row = (q_first + n // GROUP).to(gl.int64) * HEADS + head * GROUP + n % GROUP
     safe = gl.where(total > 0.0, total, 1.0)
-    value = (acc / gl.expand_dims(safe, 0)).to(out.dtype.element_ty)
+    rows = acc / gl.expand_dims(safe, 0)
+    if CODES:
+        rows *= gl.load(kv_scales + HEADS // GROUP + head)
+    value = rows.to(out.dtype.element_ty)
     gl.store(out + gl.expand_dims(row * D, 0) + d, value, mask=gl.expand_dims(keep, 0))
 
 
@@ -149,15 +156,16 @@ def _copy_tile(
 ):
     """Copy K and V of a tile; of the last one, only the quarters that hold a token."""
     PART: gl.constexpr = TILE // 4
+    BOTH: gl.constexpr = 2 * D * (kv_desc.dtype.primitive_bitwidth // 8)
     parts = gl.cdiv(tokens, PART)
     if parts >= 4:
-        mbarrier.expect(full, TILE * D * 4)
+        mbarrier.expect(full, TILE * BOTH)
         load_box(kv_desc, [k_row, 0], full, k)
         load_box(kv_desc, [v_row, 0], full, v)
     else:
         for p in gl.static_range(1, 4):
             if parts == p:
-                mbarrier.expect(full, p * PART * D * 4)
+                mbarrier.expect(full, p * PART * BOTH)
         for p in gl.static_range(3):
             if parts > p:
                 load_box(tail_desc, [k_row + p * PART, 0], full, k.slice(p * PART, PART, dim=0))
@@ -293,13 +301,70 @@ def _attend(
 
 
 @gluon.jit
-def _consumer(
-    q, lengths, starts, out, plan, pieces, stats, arrivals, q_t, q_h, scale,
+def _read_codes(tile, empty, LAST: gl.constexpr, LAYOUT: gl.constexpr, TYPE: gl.constexpr):
+    """Return a tile in shared memory as numbers in registers; free its place after the LAST."""
+    codes = tile.load(LAYOUT)
+    if LAST:
+        mbarrier.arrive(empty, count=1)  # after all four warps have read
+    if gl.bfloat16 == TYPE:  # by way of float32, because from float16 it takes longer
+        return codes.to(gl.float32).to(TYPE)
+    return codes.to(TYPE)
+
+
+@gluon.jit
+def _attend_codes(
+    first, last, length, seen, scale, i, phase, queries, ps, ks, vs, full, empty,
+    D: gl.constexpr, TILE: gl.constexpr, N: gl.constexpr, WINDOW: gl.constexpr,
+    STAGES: gl.constexpr, ML: gl.constexpr,
+):  # fmt: skip
+    """Do what ``_attend`` does over tiles of codes.
+
+    A tile's place is free once both are in registers. Tiles are read while P V of the one before is
+    computed.
+    """
+    A: gl.constexpr = gl.DotOperandLayout(0, ML, 2)
+    TYPE: gl.constexpr = queries.dtype
+    top = gl.full([N], -1e30, gl.float32, gl.SliceLayout(0, ML))
+    mass = gl.zeros([TILE, N], gl.float32, ML)
+    acc = gl.zeros([D, N], gl.float32, ML)
+    weights = ps.permute((1, 0))
+    if first < last:
+        mbarrier.wait(full.index(i), phase)
+        k = _read_codes(ks.index(i), empty.index(i), False, A, TYPE)
+        s_wait = _score(k, queries, TILE, N, ML)
+        v = _read_codes(vs.index(i).permute((1, 0)), empty.index(i), True, A, TYPE)
+        i, phase = _next(i, phase, STAGES)
+        s = warpgroup_mma_wait(0, deps=[s_wait])
+        for j in range(first, last - 1):
+            top, mass, old = _weigh(s, top, mass, ps, j * TILE, seen, scale, TILE, N, WINDOW, ML)
+            fence_async_shared()
+            o_wait = warpgroup_mma(v, weights, acc * old, is_async=True)
+            mbarrier.wait(full.index(i), phase)
+            k = _read_codes(ks.index(i), empty.index(i), False, A, TYPE)
+            s_wait = _score(k, queries, TILE, N, ML)
+            v = _read_codes(vs.index(i).permute((1, 0)), empty.index(i), True, A, TYPE)
+            i, phase = _next(i, phase, STAGES)
+            acc = warpgroup_mma_wait(1, deps=[o_wait])
+            s = warpgroup_mma_wait(0, deps=[s_wait])
+        key0 = (last - 1) * TILE
+        top, mass, old = _weigh(s, top, mass, ps, key0, seen, scale, TILE, N, WINDOW, ML)
+        # A page's unused rows may hold codes of NaN.
+        held = gl.expand_dims(key0 + gl.arange(0, TILE, gl.SliceLayout(0, A)) < length, 0)
+        v = gl.where(held, v, gl.zeros_like(v))
+        fence_async_shared()
+        o_wait = warpgroup_mma(v, weights, acc * old, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=[o_wait])
+    return acc, top, mass, i, phase
+
+
+@gluon.jit
+def _consumer(  # noqa: PLR0915 - a partition is one function
+    q, lengths, starts, out, plan, pieces, stats, arrivals, q_t, q_h, scale, kv_scales,
     qs, ps, ks, vs, full, empty,
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, TILE: gl.constexpr,
     WINDOW: gl.constexpr, N: gl.constexpr, KEPT: gl.constexpr, WIDE: gl.constexpr,
-    STAGES: gl.constexpr, FIELDS: gl.constexpr, SPACING: gl.constexpr, AHEAD: gl.constexpr,
-    PDL: gl.constexpr,
+    STAGES: gl.constexpr, FIELDS: gl.constexpr, SPACING: gl.constexpr, CODES: gl.constexpr,
+    AHEAD: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     ML: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 16]
@@ -322,10 +387,17 @@ def _consumer(
     while left > 0:
         tiles, take, begin, end = _reach(tile, left, length, q_len, TILE, WINDOW)
         _fetch_queries(q, qs, q_first, q_len, head, q_t, q_h, GROUP, N, D)
-        acc, top, mass, i, phase = _attend(
-            begin, end, length, length - q_len + token + 1, scale, i, phase,
-            qs, ps, ks, vs, full, empty, D, TILE, N, WINDOW, STAGES, ML,
-        )  # fmt: skip
+        if CODES:
+            acc, top, mass, i, phase = _attend_codes(
+                begin, end, length, length - q_len + token + 1,
+                scale * gl.load(kv_scales + head), i, phase,
+                qs, ps, ks, vs, full, empty, D, TILE, N, WINDOW, STAGES, ML,
+            )  # fmt: skip
+        else:
+            acc, top, mass, i, phase = _attend(
+                begin, end, length, length - q_len + token + 1, scale, i, phase,
+                qs, ps, ks, vs, full, empty, D, TILE, N, WINDOW, STAGES, ML,
+            )  # fmt: skip
         acc = gl.convert_layout(acc, L)
         top = gl.convert_layout(top, gl.SliceLayout(0, L))
         total = gl.convert_layout(gl.sum(mass, 0), gl.SliceLayout(0, L))
@@ -345,7 +417,7 @@ def _consumer(
                 )
                 whole = True
         if whole:
-            write(out, acc, total, q_first, q_len, head, GROUP, HEADS, N, D, L)
+            write(out, acc, total, q_first, q_len, head, kv_scales, GROUP, HEADS, N, D, L, CODES)
         unit += take
         left -= take
         tile = 0
@@ -362,11 +434,11 @@ def _consumer(
 @gluon.jit(do_not_specialize=["tables", "lengths", "starts", "table_row"])
 def decode_stream(
     kv_desc, tail_desc, q, tables, lengths, starts, out, plan, pieces, stats, arrivals,
-    q_t, q_h, table_row, block_rows, two_rows, head_rows, scale,
+    q_t, q_h, table_row, block_rows, two_rows, head_rows, scale, kv_scales,
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr,
     TILE: gl.constexpr, WINDOW: gl.constexpr, N: gl.constexpr, KEPT: gl.constexpr,
     WIDE: gl.constexpr, STAGES: gl.constexpr, FIELDS: gl.constexpr, SPACING: gl.constexpr,
-    PRODUCER_REGS: gl.constexpr, AHEAD: gl.constexpr, PDL: gl.constexpr,
+    CODES: gl.constexpr, PRODUCER_REGS: gl.constexpr, AHEAD: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Compute one share of the line of units. Grid: (shares,), 4 warps.
 
@@ -375,10 +447,12 @@ def decode_stream(
     [tokens, heads, D] with strides q_t, q_h; out [tokens, heads, D] dense; the rest as in plan.py.
     Column n of a tile is query token n // GROUP, query head n % GROUP of the KV head; KEPT of the N
     columns can be real. TILE divides PAGE. WINDOW is 0 if there is none. scale carries log2(e).
+    With CODES kv_desc has codes, of which kv_scales [2, KV_HEADS] are the factors.
     AHEAD requires that the kernel before last has ended, with the plan.
     """
-    qs = gl.allocate_shared_memory(kv_desc.dtype, [N, D], kv_desc.layout)
-    ps = gl.allocate_shared_memory(kv_desc.dtype, [N, TILE], kv_desc.layout)
+    ROWS: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    qs = gl.allocate_shared_memory(q.dtype.element_ty, [N, D], ROWS)
+    ps = gl.allocate_shared_memory(q.dtype.element_ty, [N, TILE], ROWS)
     ks = gl.allocate_shared_memory(kv_desc.dtype, [STAGES, TILE, D], kv_desc.layout)
     vs = gl.allocate_shared_memory(kv_desc.dtype, [STAGES, TILE, D], kv_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -390,10 +464,10 @@ def decode_stream(
     gl.warp_specialize(
         [
             (_consumer, (
-                q, lengths, starts, out, plan, pieces, stats, arrivals, q_t, q_h, scale,
+                q, lengths, starts, out, plan, pieces, stats, arrivals, q_t, q_h, scale, kv_scales,
                 qs, ps, ks, vs, full, empty,
                 KV_HEADS, GROUP, D, TILE, WINDOW, N, KEPT, WIDE, STAGES, FIELDS, SPACING,
-                AHEAD, PDL,
+                CODES, AHEAD, PDL,
             )),
             (_producer, (
                 kv_desc, tail_desc, tables, lengths, starts, plan, table_row,

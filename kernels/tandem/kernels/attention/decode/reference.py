@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from tandem.kernels.attention.batch import PagedBatch, Scores
-from tandem.kernels.attention.pages import PageShape, gather, page_rows
+from tandem.kernels.attention.pages import PageShape, gather, in_float32, page_rows
 from tandem.kernels.attention.softmax import attend
+from tandem.kernels.narrow.codes import from_codes
 
 
 class _Group(NamedTuple):
@@ -33,8 +34,16 @@ class _Group(NamedTuple):
     """Position of each gathered key minus that of the query, [members, 1, 1, keys]."""
 
 
-def decode(q: Tensor, kv: Tensor, batch: PagedBatch, scores: Scores) -> Tensor:
+def decode(
+    q: Tensor, kv: Tensor, batch: PagedBatch, scores: Scores, kv_scales: Tensor | None
+) -> Tensor:
     """See the wrapper."""
+    if kv_scales is not None:
+        return in_float32(lambda q, kv: _decode(q, kv, batch, scores), q, kv, kv_scales)
+    return _decode(q, kv, batch, scores)
+
+
+def _decode(q: Tensor, kv: Tensor, batch: PagedBatch, scores: Scores) -> Tensor:
     shape = PageShape.of(kv)
     groups = _plan(batch, shape, q.dtype, scores.window)
     if len(groups) == 1 and groups[0].members is None:
@@ -50,6 +59,8 @@ def _attend(q: Tensor, kv: Tensor, shape: PageShape, group: _Group, scores: Scor
     if group.padding is not None:
         pages.view(-1, shape.head_dim).index_fill_(0, group.padding, 0)
     pages = pages[:, :, :, : group.keys]
+    if pages.dtype == torch.uint8:
+        pages = from_codes(pages, q.dtype)
     if not scores.plain:
         attended = attend(q.unsqueeze(2), pages[0], pages[1], group.mask, group.distance, scores)
         return attended.view(q.shape)

@@ -46,22 +46,24 @@ class Tuning:
     """Whether programs may start before the kernel ahead has ended, if pairs are few."""
 
 
-def decode(q: Tensor, kv: Tensor, batch: PagedBatch, scores: Scores) -> Tensor:
+def decode(
+    q: Tensor, kv: Tensor, batch: PagedBatch, scores: Scores, kv_scales: Tensor | None
+) -> Tensor:
     """See the wrapper; also takes up to SHORT_ROWS // group queries a sequence.
 
     Head sizes that are not ``in_tiles`` go to the reference.
     """
     if not in_tiles(q.shape[2], q.dtype):
-        return reference.decode(q, kv, batch, scores)
+        return reference.decode(q, kv, batch, scores, kv_scales)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    launch(q, kv, batch, scores, out, tuning_of(kv))
+    launch(q, kv, batch, scores, out, tuning_of(q), kv_scales)
     return out
 
 
 def fits(q: Tensor, kv: Tensor, batch: PagedBatch) -> bool:
     """Return whether the batch's queries fit in a program's rows, and its heads are in tiles."""
     rows = batch.max_query_len * (q.shape[1] // kv.shape[2])
-    return rows <= SHORT_ROWS and in_tiles(kv.shape[4], kv.dtype)
+    return rows <= SHORT_ROWS and in_tiles(q.shape[2], q.dtype)
 
 
 def launch(
@@ -71,6 +73,7 @@ def launch(
     scores: Scores,
     out: Tensor,
     tuning: Tuning,
+    kv_scales: Tensor | None = None,
 ) -> None:
     """Plan the batch unless an earlier layer did, and fill `out`."""
     kv_heads, page, dim = kv.shape[2:]
@@ -105,6 +108,7 @@ def launch(
         cap,
         scores.sinks,
         scores.slopes,
+        kv_scales,
         KV_HEADS=kv_heads,
         GROUP=group,
         D=dim,
@@ -130,6 +134,6 @@ BY_BYTES = {1024: Tuning(shares_per_sm=1, tile=32, stages=2, warps=8)}
 """Tuning by bytes of a padded head, for those that DEFAULT's tiles do not fit in shared memory."""
 
 
-def tuning_of(kv: Tensor) -> Tuning:
-    """Return the tuning for the head size and dtype of `kv`."""
-    return BY_BYTES.get(padded(kv.shape[4]) * kv.element_size(), DEFAULT)
+def tuning_of(q: Tensor) -> Tuning:
+    """Return the tuning for the head size and dtype of `q`, in which tiles are multiplied."""
+    return BY_BYTES.get(padded(q.shape[2]) * q.element_size(), DEFAULT)

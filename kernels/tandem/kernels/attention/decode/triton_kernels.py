@@ -6,7 +6,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tandem.kernels.attention.triton_kernels import LOG2E, load_heads, mask_heads, score
+from tandem.kernels.attention.triton_kernels import (
+    LOG2E,
+    in_type,
+    load_heads,
+    mask_heads,
+    score,
+)
 from tandem.kernels.launch.triton_kernels import prefetch, release, wait
 
 from .plan_kernels import first_tile
@@ -72,14 +78,18 @@ def _write(
     token,
     head,
     keep,
+    gain,
     HEADS: tl.constexpr,
     D: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Normalise and store rows; a row over no key is zero."""
+    """Normalise and store rows, times `gain` if there is one; a row over no key is zero."""
     cols = tl.arange(0, WIDTH)
     safe = tl.where(total > 0.0, total, 1.0)
-    value = (acc / safe[:, None]).to(out.dtype.element_ty)
+    rows = acc / safe[:, None]
+    if gain is not None:
+        rows *= gain
+    value = rows.to(out.dtype.element_ty)
     row = token.to(tl.int64) * HEADS + head
     tl.store(out + row[:, None] * D + cols[None, :], value, mask=mask_heads(keep, cols, D, WIDTH))
 
@@ -107,6 +117,7 @@ def decode_shares(  # noqa: C901, PLR0915 - a kernel is one function
     cap,
     sinks,
     slopes,
+    kv_scales,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     D: tl.constexpr,
@@ -130,12 +141,14 @@ def decode_shares(  # noqa: C901, PLR0915 - a kernel is one function
     kv_block, kv_two, kv_head and dense pages; out [tokens, heads, D] dense. Row r of a tile is
     query token r // GROUP, query head r % GROUP of the KV head; ROWS >= 16 is the matrix unit's
     size, KEPT <= ROWS the power of two that holds a sequence's rows, WIDTH >= D that of a head.
-    scale and cap are those of Scores.in_log2; cap, sinks and slopes may be None, WINDOW 0. AHEAD
+    scale and cap are those of Scores.in_log2; cap, sinks and slopes may be None, WINDOW 0. With
+    kv_scales [2, KV_HEADS] pages hold codes, which are multiplied in the type of q. AHEAD
     fetches the first page before the wait, and requires that the kernel before last has ended with
     the plan. RELEASE lets the next kernel start after the first keys. float32 is not rounded.
     """
     HEADS: tl.constexpr = KV_HEADS * GROUP
-    PRECISION: tl.constexpr = "ieee" if kv.dtype.element_ty == tl.float32 else "tf32"
+    PRECISION: tl.constexpr = "ieee" if q.dtype.element_ty == tl.float32 else "tf32"
+    LINE: tl.constexpr = 64 if kv_scales is None else 128
     me = tl.program_id(0)
     mine = plan + me * FIELDS
     if AHEAD:  # noqa: SIM102 - this one is a constant, the other is not
@@ -144,9 +157,9 @@ def decode_shares(  # noqa: C901, PLR0915 - a kernel is one function
             near = tl.load(mine + 2)
             if WINDOW:
                 near += tl.load(mine + 9)
-            lines = tl.arange(0, TILE * WIDTH // 64) * 64
+            lines = tl.arange(0, TILE * WIDTH // LINE) * LINE
             if D < WIDTH:
-                lines = tl.minimum(lines, TILE * D - 64)
+                lines = tl.minimum(lines, TILE * D - LINE)
             line = at + (near * TILE % PAGE) * D + lines
             prefetch((kv + line).to(tl.int64))
             prefetch((kv + kv_two + line).to(tl.int64))
@@ -186,15 +199,20 @@ def decode_shares(  # noqa: C901, PLR0915 - a kernel is one function
         slope = None
         if slopes is not None:
             slope = tl.load(slopes + head * GROUP + rows % GROUP) * LOG2E
+        factor = scale
+        gain = None
+        if kv_scales is not None:
+            factor *= tl.load(kv_scales + head)
+            gain = tl.load(kv_scales + KV_HEADS + head)
         acc = tl.zeros([ROWS, WIDTH], tl.float32)
         table = block_tables + seq.to(tl.int64) * table_row
         for j in tl.range(skipped + tile, skipped + tile + take, num_stages=STAGES):
             base = kv + block.to(tl.int64) * kv_block + head * kv_head + (j * TILE % PAGE) * D
             at = base + in_tile[None, :] * D + cols[:, None]
-            k = load_heads(at, (cols < D)[:, None], D, WIDTH)
+            k = in_type(load_heads(at, (cols < D)[:, None], D, WIDTH), queries.dtype)
             key = j * TILE + in_tile
             products = tl.dot(queries, k, input_precision=PRECISION)
-            s = score(products, key, seen - 1, scale, cap, slope)
+            s = score(products, key, seen - 1, factor, cap, slope)
             visible = key[None, :] < seen[:, None]
             held = key < length
             if WINDOW:
@@ -211,6 +229,7 @@ def decode_shares(  # noqa: C901, PLR0915 - a kernel is one function
                 mask=mask_heads(held, cols, D, WIDTH),
                 other=0.0,
             )
+            v = in_type(v, queries.dtype)
             acc = acc * old[:, None] + tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
             top = new
             # The next tile's block, an iteration before its address is needed.
@@ -218,7 +237,7 @@ def decode_shares(  # noqa: C901, PLR0915 - a kernel is one function
         release(RELEASE)
         if take == tiles:
             h = head * GROUP + rows % GROUP
-            _write(out, acc, total, q_first + token, h, valid, HEADS, D, WIDTH)
+            _write(out, acc, total, q_first + token, h, valid, gain, HEADS, D, WIDTH)
         else:
             head_first = unit - tile
             slot = me * 2 + (unit > me * share).to(tl.int32)
@@ -238,7 +257,7 @@ def decode_shares(  # noqa: C901, PLR0915 - a kernel is one function
                 )
                 t = kept // GROUP
                 h = head * GROUP + kept % GROUP
-                _write(out, sum_, mass, q_first + t, h, t < q_len, HEADS, D, WIDTH)
+                _write(out, sum_, mass, q_first + t, h, t < q_len, gain, HEADS, D, WIDTH)
         unit += take
         left -= take
         tile = 0

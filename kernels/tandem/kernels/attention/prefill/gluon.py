@@ -46,25 +46,28 @@ class Tuning:
 DEFAULT = Tuning()
 
 
-def prefill(q: Tensor, kv: Tensor, batch: PagedBatch, scores: Scores) -> Tensor:
+def prefill(
+    q: Tensor, kv: Tensor, batch: PagedBatch, scores: Scores, kv_scales: Tensor | None
+) -> Tensor:
     """See the wrapper; other calls than ``takes`` go to the plain Triton kernel, few queries a
     sequence to the decode kernel."""
     if decode_triton.fits(q, kv, batch):
-        return decode_gluon.decode(q, kv, batch, scores)
+        return decode_gluon.decode(q, kv, batch, scores, kv_scales)
     if not takes(q, kv, scores):
-        return plain.prefill(q, kv, batch, scores)
+        return plain.prefill(q, kv, batch, scores, kv_scales)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     launch(q, kv, batch, scores, out, DEFAULT)
     return out
 
 
 def takes(q: Tensor, kv: Tensor, scores: Scores) -> bool:
-    """Return whether the kernel takes a call: Hopper, 16-bit, head size 64 or 128, pages that
+    """Return whether the kernel takes a call: Hopper, 16-bit pages, head size 64 or 128, pages that
     divide a tile, dense heads in q, scores without caps, sinks and slopes."""
     return (
         generation(q.device) == 9
         and scores.plain
         and q.dtype in (torch.bfloat16, torch.float16)
+        and kv.dtype == q.dtype
         and kv.shape[4] in (64, 128)
         and DEFAULT.keys % kv.shape[3] == 0
         and q.stride(1) == kv.shape[4]

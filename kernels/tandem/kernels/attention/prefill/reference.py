@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from tandem.kernels.attention.batch import PagedBatch, Scores
-from tandem.kernels.attention.pages import PageShape, gather, page_rows
+from tandem.kernels.attention.pages import PageShape, gather, in_float32, page_rows
 from tandem.kernels.attention.softmax import attend
+from tandem.kernels.narrow.codes import from_codes
 
 
 class _Chunk(NamedTuple):
@@ -32,12 +33,22 @@ class _Chunk(NamedTuple):
         return key - torch.arange(keys - queries, keys, device=self.rows.device).unsqueeze(1)
 
 
-def prefill(q: Tensor, kv: Tensor, batch: PagedBatch, scores: Scores) -> Tensor:
+def prefill(
+    q: Tensor, kv: Tensor, batch: PagedBatch, scores: Scores, kv_scales: Tensor | None
+) -> Tensor:
     """See the wrapper."""
+    if kv_scales is not None:
+        return in_float32(lambda q, kv: _prefill(q, kv, batch, scores), q, kv, kv_scales)
+    return _prefill(q, kv, batch, scores)
+
+
+def _prefill(q: Tensor, kv: Tensor, batch: PagedBatch, scores: Scores) -> Tensor:
     shape = PageShape.of(kv)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for chunk in _plan(batch, shape, q.dtype, scores):
         pages = gather(kv, shape, chunk.rows, 1)[:, :, :, chunk.keys]
+        if pages.dtype == torch.uint8:
+            pages = from_codes(pages, q.dtype)
         attended = _attend(q[chunk.start : chunk.stop].transpose(0, 1)[None], pages, chunk, scores)
         out[chunk.start : chunk.stop] = attended[0].transpose(0, 1)
     return out

@@ -39,24 +39,32 @@ BY_HEAD = {
 """Tuning by numbers of a padded head and bytes of a number, if not DEFAULT."""
 
 
-def tuning_of(kv: Tensor) -> Tuning:
-    """Return the tuning for the head size and dtype of `kv`."""
-    return BY_HEAD.get((padded(kv.shape[4]), kv.element_size()), DEFAULT)
+def tuning_of(q: Tensor) -> Tuning:
+    """Return the tuning for the head size and dtype of `q`, in which tiles are multiplied."""
+    return BY_HEAD.get((padded(q.shape[2]), q.element_size()), DEFAULT)
 
 
-def prefill(q: Tensor, kv: Tensor, batch: PagedBatch, scores: Scores) -> Tensor:
+def prefill(
+    q: Tensor, kv: Tensor, batch: PagedBatch, scores: Scores, kv_scales: Tensor | None
+) -> Tensor:
     """See the wrapper; head sizes that are not ``in_tiles`` go to the reference."""
     if not in_tiles(q.shape[2], q.dtype):
-        return reference.prefill(q, kv, batch, scores)
+        return reference.prefill(q, kv, batch, scores, kv_scales)
     if decode_triton.fits(q, kv, batch):
-        return decode_triton.decode(q, kv, batch, scores)
+        return decode_triton.decode(q, kv, batch, scores, kv_scales)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    launch(q, kv, batch, scores, out, tuning_of(kv))
+    launch(q, kv, batch, scores, out, tuning_of(q), kv_scales)
     return out
 
 
 def launch(
-    q: Tensor, kv: Tensor, batch: PagedBatch, scores: Scores, out: Tensor, tuning: Tuning
+    q: Tensor,
+    kv: Tensor,
+    batch: PagedBatch,
+    scores: Scores,
+    out: Tensor,
+    tuning: Tuning,
+    kv_scales: Tensor | None = None,
 ) -> None:
     """Plan the batch unless an earlier layer did, and fill `out`."""
     heads, dim = q.shape[1:]
@@ -80,6 +88,7 @@ def launch(
         cap,
         scores.sinks,
         scores.slopes,
+        kv_scales,
         HEADS=heads,
         GROUP=heads // kv_heads,
         D=dim,

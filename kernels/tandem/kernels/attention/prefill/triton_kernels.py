@@ -10,7 +10,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tandem.kernels.attention.triton_kernels import LOG2E, load_heads, mask_heads, score
+from tandem.kernels.attention.triton_kernels import (
+    LOG2E,
+    in_type,
+    load_heads,
+    mask_heads,
+    score,
+)
 
 
 @triton.jit
@@ -22,14 +28,14 @@ def _attend(
 ):  # fmt: skip
     """Attend to key tiles first..last of BN tokens each, BN dividing the page; no row attends to
     keys before `lowest`. float32 is not rounded."""
-    PRECISION: tl.constexpr = "ieee" if kv.dtype.element_ty == tl.float32 else "tf32"
+    PRECISION: tl.constexpr = "ieee" if queries.dtype == tl.float32 else "tf32"
     cols = tl.arange(0, WIDTH)
     in_tile = tl.arange(0, BN)
     for j in tl.range(first, last, num_stages=STAGES):
         block = tl.load(table + j * BN // PAGE).to(tl.int64)
         base = kv + block * kv_block + (j * BN % PAGE) * D
         at = base + in_tile[None, :] * D + cols[:, None]
-        k = load_heads(at, (cols < D)[:, None], D, WIDTH)
+        k = in_type(load_heads(at, (cols < D)[:, None], D, WIDTH), queries.dtype)
         products = tl.dot(queries, k, input_precision=PRECISION)
         key = j * BN + in_tile
         s = score(products, key, position, scale, cap, slope)
@@ -51,6 +57,7 @@ def _attend(
             v = tl.load(at, mask=mask_heads(held, cols, D, WIDTH), other=0.0)
         else:
             v = load_heads(at, (cols < D)[None, :], D, WIDTH)
+        v = in_type(v, queries.dtype)
         acc = acc * old[:, None] + tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
         top = new
     return acc, top, total
@@ -59,7 +66,7 @@ def _attend(
 @triton.jit(do_not_specialize=["tables", "table_row"])
 def prefill_tiles(
     q, kv, tables, plan, count, out, q_t, q_h, kv_block, kv_two, kv_head, table_row, scale,
-    cap, sinks, slopes,
+    cap, sinks, slopes, kv_scales,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
     PAGE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WINDOW: tl.constexpr,
     STAGES: tl.constexpr, FIELDS: tl.constexpr,
@@ -68,8 +75,9 @@ def prefill_tiles(
 
     q [tokens, HEADS, D] with strides q_t, q_h; kv [blocks, K|V, KV heads, PAGE, D] with strides
     kv_block, kv_two, kv_head and dense pages; plan by plan_tiles; out [tokens, HEADS, D] dense.
-    scale and cap are those of Scores.in_log2; cap, sinks and slopes may be None, WINDOW 0. WIDTH is
-    the power of two that holds D.
+    scale and cap are those of Scores.in_log2; cap, sinks and slopes may be None, WINDOW 0. With
+    kv_scales [2, KV heads] pages hold codes, which are multiplied in the type of q. WIDTH is the
+    power of two that holds D.
     """
     if tl.program_id(1) < tl.load(count):
         head = tl.program_id(0)
@@ -95,6 +103,8 @@ def prefill_tiles(
         if sinks is not None:  # a first key without a value
             top = tl.zeros([BM], tl.float32) + tl.load(sinks + head) * LOG2E
             total = tl.full([BM], 1.0, tl.float32)
+        if kv_scales is not None:
+            scale *= tl.load(kv_scales + head // GROUP)
         slope = None
         if slopes is not None:
             slope = tl.zeros([BM], tl.float32) + tl.load(slopes + head) * LOG2E
@@ -118,8 +128,11 @@ def prefill_tiles(
             acc, top, total, queries, pages, table, position, length, lowest, whole, end,
             kv_block, kv_two, scale, cap, slope, D, WIDTH, PAGE, BN, WINDOW, True, STAGES,
         )  # fmt: skip
+        found = acc / total[:, None]
+        if kv_scales is not None:
+            found *= tl.load(kv_scales + HEADS // GROUP + head // GROUP)
         tl.store(
             out + (token * HEADS + head)[:, None] * D + cols[None, :],
-            (acc / total[:, None]).to(out.dtype.element_ty),
+            found.to(out.dtype.element_ty),
             mask=inside,
         )

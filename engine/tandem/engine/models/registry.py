@@ -106,7 +106,7 @@ class DecoderBuilder:
             head = self.vocabulary(head_name)
         if facts.pooling.label_tokens:
             whole = head if weights.ranks.size == 1 else self.vocabulary(head_name, WHOLE)
-            ids = torch.tensor(facts.pooling.label_tokens, device=weights.device)
+            ids = torch.tensor(facts.pooling.label_tokens).to(weights.device)
             rows = whole.lookup(ids).float()
             classifier = (rows[:1] - rows[1:].sum(0)) * facts.multipliers.logits
         model = Decoder(

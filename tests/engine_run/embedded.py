@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from tests.dense_model import dense_tensors
 
 from tandem.protocol.embeds import PromptEmbeds
 
@@ -18,12 +18,8 @@ ZERO_SAID = [44 * at % 300 + 5 for at in range(70)]
 
 @cache
 def table_of(folder: Path) -> torch.Tensor:
-    """[vocabulary, hidden], as the checkpoint has it."""
-    for path in sorted(folder.glob("*.safetensors")):
-        tensors = load_file(path)
-        if "model.embed_tokens.weight" in tensors:
-            return tensors["model.embed_tokens.weight"]
-    raise AssertionError(f"{folder} holds no table of embeddings")
+    """[vocabulary, hidden], as the checkpoint has it; blocks are decoded."""
+    return dense_tensors(folder)["model.embed_tokens.weight"]
 
 
 def embeds_of(rows: torch.Tensor) -> PromptEmbeds:

@@ -40,7 +40,7 @@ def test_a_wrong_product_is_named_and_replaced(own_choice, caplog):
         linear(x, weight)
     assert wrong == ["gemm.linear"]
     (record,) = caplog.records
-    assert "gemm.linear: the kernel's result for [3, 64], [32, 64]" in record.getMessage()
+    assert "gemm.linear: the kernel for [3, 64], [32, 64] differs from" in record.getMessage()
     torch.testing.assert_close(linear(x, weight), x @ weight.T)
 
 
@@ -51,6 +51,23 @@ def test_a_wrong_sum_is_found_beside_a_large_residual(own_choice):
     with comparing(CPU) as wrong:
         linear_add(stream, weight, stream)
     assert wrong == ["gemm.linear_add"]
+
+
+def test_a_kernel_that_does_not_build_is_replaced(own_choice, caplog):
+    """Results of the comparison itself are right, too."""
+
+    def broken(x, weight, residual):
+        residual.zero_()
+        raise RuntimeError("no such instruction")
+
+    LINEAR_ADD.use(CPU, broken)
+    stream, weight = torch.randn(3, 64), torch.randn(64, 64)
+    sums = stream + stream @ weight.T
+    with comparing(CPU) as wrong:
+        linear_add(stream, weight, stream)
+    assert wrong == ["gemm.linear_add"]
+    assert "cannot run (no such instruction)" in caplog.text
+    torch.testing.assert_close(stream, sums)
 
 
 def test_a_right_kernel_stays(own_choice):

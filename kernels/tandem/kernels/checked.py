@@ -46,26 +46,35 @@ def comparing(device: torch.device) -> Iterator[list[str]]:
 def _compared(
     op: Op[Callable[..., object]], fast: Callable[..., object], wrong: list[str], *args: Any
 ) -> object:
-    """Return the result of the fast function, and note if it differs from the reference's."""
+    """Return the result of the fast function, or the reference's if it differs or cannot run."""
     copies = [each.clone() if at == op.writes else each for at, each in enumerate(args)]
     before = None if op.writes is None else args[op.writes].clone()
     wanted = op.load(Backend.TORCH)(*copies)
-    found = fast(*args)
-    one, other = (found, wanted) if op.writes is None else (args[op.writes], copies[op.writes])
-    assert isinstance(one, Tensor)
-    assert isinstance(other, Tensor)
-    one, other = one.float() - other.float(), other.float() - (0 if before is None else before)
-    if not other.numel() or op.name in wrong:
+    right = wanted if op.writes is None else copies[op.writes]
+    assert isinstance(right, Tensor)
+    found: object = wanted
+    try:
+        found = fast(*args)
+        fault = _fault(found if op.writes is None else args[op.writes], right, before)
+    except Exception as error:  # such as a kernel that does not build with this compiler
+        fault = f"cannot run ({error})"
+    if fault is None:
         return found
-    part = float(one.norm() / other.norm().clamp(min=1e-30))
-    if not part <= LARGEST:
+    if op.writes is not None:
+        args[op.writes].copy_(right)
+    if op.name not in wrong:
         wrong.append(op.name)
         shapes = ", ".join(str(list(each.shape)) for each in args if isinstance(each, Tensor))
-        logger.warning(
-            "%s: the kernel's result for %s differs from plain torch's by %.3g of its norm; plain "
-            "torch runs instead, and is slower",
-            op.name,
-            shapes,
-            part,
-        )
-    return found
+        text = "%s: the kernel for %s %s; plain torch runs instead, and is slower"
+        logger.warning(text, op.name, shapes, fault)
+    return wanted
+
+
+def _fault(found: object, right: Tensor, before: Tensor | None) -> str | None:
+    """Return what is wrong with a result, or None; ``before`` is what it was added to."""
+    assert isinstance(found, Tensor)
+    added = right.float() if before is None else right.float() - before
+    part = float((found.float() - right.float()).norm() / added.norm().clamp(min=1e-30))
+    if not right.numel() or part <= LARGEST:
+        return None
+    return f"differs from plain torch by {part:.3g} of its norm"
